@@ -54,7 +54,6 @@ check-js:
 	@command -v npm >/dev/null || { echo "npm is not installed: the JavaScript of the workbench is not checked"; exit 1; }
 	npm install --prefix $(JS) --no-package-lock --no-audit --no-fund --silent
 	$(JS)/node_modules/.bin/tsc --project $(JS)
-	$(JS)/node_modules/.bin/tsc --project $(JS)/tsconfig.strict.json
 	$(JS)/node_modules/.bin/eslint --config $(JS)/eslint.config.js src/mettle/workbench/static
 
 $(READY): pyproject.toml

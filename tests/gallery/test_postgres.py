@@ -124,12 +124,13 @@ def test_a_database_of_another_encoding_is_refused(postgres):
     refused(lambda: PostgresStorage.create(postgres.url(database="latin"), Binding(8)), GalleryError, "LATIN1", "UTF8")
 
 
-def test_a_missing_driver_is_named():
+@pytest.mark.parametrize("missing", ["psycopg", "psycopg_pool", "pgvector"])
+def test_a_missing_driver_is_named(missing):
     code = (
-        "import sys\nsys.modules['psycopg'] = None\nfrom mettle.errors import MissingExtra\n"
+        f"import sys\nsys.modules[{missing!r}] = None\nfrom mettle.errors import MissingExtra\n"
         "from mettle.gallery.storage.postgres import PostgresStorage\n"
         "try:\n    PostgresStorage.open('postgresql://u:hush@h/x')\n"
-        "except MissingExtra as error:\n    assert 'psycopg[binary]' in str(error)\nelse:\n    sys.exit(1)\n"
+        "except MissingExtra as error:\n    assert 'psycopg[binary,pool]' in str(error)\nelse:\n    sys.exit(1)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
 

@@ -54,6 +54,52 @@ def test_what_was_enrolled_is_read_bit_by_bit(storage):
     assert (storage.size().identities, storage.size().templates) == (2, 4)
 
 
+def test_names_that_are_kept_in_memory_are_those_of_the_present_state(shelf, storage):
+    """Every change of another one is seen at once; damage without a change never changes an answer, and is found."""
+    numbers = storage.enrol_many([("anna", units(1, 2)), ("bert", units(2, 1))]).numbers
+    reader = shelf.open(write=False)
+
+    def answers() -> tuple:
+        return list(reader.ids()), reader.names_of(np.array(numbers)), sorted(held(reader)), reader.size()
+
+    before = answers()
+    assert before == answers() == (["anna", "bert"], ["anna", "anna", "bert"], ["anna", "bert"], storage.size())
+    storage.delete("anna")
+    more = storage.enrol("carl", units(3, 1)).numbers
+    assert answers()[:3] == (["bert", "carl"], [None, None, "bert"], ["bert", "carl"])
+    assert reader.names_of(np.array([*more, *numbers])) == ["carl", None, None, "bert"]
+    shelf.sql("UPDATE identities SET name = 'dora' WHERE name = 'carl'")
+    assert list(reader.ids()) == ["bert", "carl"] and reader.names_of(np.array(more)) == ["carl"]
+    reader.forget_pages()
+    for question in (lambda: list(reader.ids()), lambda: reader.names_of(np.array(more)), lambda: held(reader)):
+        with pytest.raises(GalleryError, match="fails its checksum"):
+            question()
+    reader.close()
+
+
+def test_one_change_may_name_somebody_several_times(storage):
+    """Rows are written together at the end, unless somebody must be looked up who came before in the same change."""
+    first = storage.enrol_many([("anna", units(1, 2)), ("bert", units(2, 1)), ("anna", units(3, 1))])
+    assert first.numbers == (1, 2, 3, 4) and sorted(held(storage)["anna"]) == [1, 2, 4]
+    people = [("anna", units(4, 1)), ("carl", units(5, 1)), ("anna", units(6, 1)), ("carl", units(7, 2))]
+    storage.enrol_many(people, replace=True)
+    assert {name: len(rows) for name, rows in held(storage).items()} == {"anna": 2, "bert": 1, "carl": 3}
+    assert storage.check() == []
+
+
+def test_somebody_new_may_follow_whose_templates_are_replaced(shelf, storage):
+    """Whoever is looked up first after an opening proves the index of names, in the middle of a change, too."""
+    storage.enrol("anna", units(1, 2))
+    storage.close()
+    reopened = shelf.open()
+    reopened.enrol_many([("anna", units(2, 1)), ("bert", units(3, 1))], replace=True)
+    reopened.close()
+    reopened = shelf.open()
+    reopened.enrol_many([("anna", units(4, 1)), ("carl", units(5, 1)), ("carl", units(6, 1))])
+    assert reopened.check() == [] and reopened.size().templates == 5
+    reopened.close()
+
+
 def test_what_is_there_is_not_added_again_where_that_is_asked_for(storage):
     rows = units(1, 4)
     storage.enrol("anna", rows[:2])

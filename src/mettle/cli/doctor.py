@@ -109,6 +109,8 @@ PARTS = (
     Part("python-multipart", "python_multipart", "mettle serve, uploads", "app"),
     Part("prometheus-client", "prometheus_client", "mettle serve, metrics", "app"),
     Part("psycopg", "psycopg", "galleries on PostgreSQL", "postgres", "'psycopg[binary]'"),
+    Part("psycopg-pool", "psycopg_pool", "galleries on PostgreSQL", "postgres"),
+    Part("pgvector", "pgvector", "galleries on PostgreSQL", "postgres"),
     Part("optuna", "optuna", "mettle tune", "tune"),
     Part("peft", "peft", "train.lora", "lora"),
 )

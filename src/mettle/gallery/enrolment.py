@@ -79,6 +79,9 @@ CELL = 8 * REACH  # side of a cell: along a direction, one row in four lies near
 DIRECTIONS = 8
 
 
+FEW_PAIRS = 256  # that are compared sooner than cells are made
+
+
 PAIR_BLOCK = 4096  # pairs of rows held at one time
 
 
@@ -89,6 +92,8 @@ def select_new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 def has_twin(rows: np.ndarray, start: int) -> np.ndarray:
     """Which rows from ``start`` on are the same as one before them: (n - start,) bool."""
+    if len(rows) * (len(rows) - start) <= FEW_PAIRS:
+        return _has_twin_of_few(rows, start)
     along = rows.astype(np.float64) @ _grid_directions(rows.shape[1])
     weights = np.random.default_rng(1).integers(1 << 62, size=along.shape[1]) | 1  # of a cell's coordinates, in its key
     cells = (np.floor(along / CELL).astype(np.int64) * weights).sum(1)  # cells of one key: some comparisons too many
@@ -111,6 +116,18 @@ def has_twin(rows: np.ndarray, start: int) -> np.ndarray:
             found[mine[apart <= SAME_SQUARED]] = True
         first = first + 1
     return found[start:]
+
+
+def _has_twin_of_few(rows: np.ndarray, start: int) -> np.ndarray:
+    """The same, every row compared with every one before it."""
+    exact, found = rows.astype(np.float64), np.zeros(len(rows) - start, np.bool_)
+    squared = np.einsum("nd,nd->n", exact, exact)
+    apart = squared[start:, None] + squared - 2 * (exact[start:] @ exact.T)  # with rounding errors, far below the limit
+    asks, others = np.nonzero(apart <= 2 * SAME_SQUARED)
+    before = others < asks + start
+    asks, others = asks[before], others[before]
+    found[asks[np.square(exact[start + asks] - exact[others]).sum(1) <= SAME_SQUARED]] = True
+    return found
 
 
 def _grid_directions(dim: int) -> np.ndarray:

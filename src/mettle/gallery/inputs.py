@@ -64,15 +64,20 @@ def normalize_templates(array: np.ndarray, dim: int) -> np.ndarray:
     if array.ndim != 2 or array.shape[1] != dim or len(array) == 0:
         raise InputError(f"embeddings of shape (n, {dim}) are wanted, got {array.shape}: another model made these")
     exact = array.astype(np.float64)
+    peak = np.abs(exact).max(1, keepdims=True)
+    if not (peak.min() > 0 and peak.max() < np.inf):  # written so that NaN is wrong too
+        _refuse_rows(exact)
+    exact /= peak  # first, so that neither tiny nor huge rows overflow when squared
+    return (exact / np.sqrt(np.add.reduce(exact * exact, axis=1, keepdims=True))).astype(np.float32)
+
+
+def _refuse_rows(exact: np.ndarray) -> None:
+    """Say which row has no direction, and why."""
     if not np.isfinite(exact).all():
         row = int(np.argwhere(~np.isfinite(exact).all(1))[0, 0])
         raise InputError(f"embedding {row} holds NaN or infinity: it is not a template")
-    peak = np.abs(exact).max(1, keepdims=True)
-    if not (peak > 0).all():
-        row = int(np.argwhere(peak[:, 0] == 0)[0, 0])
-        raise InputError(f"embedding {row} is zero: it has no direction")
-    exact /= peak  # first, so that neither tiny nor huge rows overflow when squared
-    return (exact / np.linalg.norm(exact, axis=1, keepdims=True)).astype(np.float32)
+    row = int(np.argwhere(~exact.any(1))[0, 0])
+    raise InputError(f"embedding {row} is zero: it has no direction")
 
 
 def _as_array(given: Any) -> np.ndarray | None:

@@ -153,7 +153,7 @@ def identify_result(
     best: list[tuple[str, float]], point: DecisionThreshold, size: Size, bound: float | None
 ) -> IdentifyResult:
     """The best people as an answer at an operating point; ``bound``: how many unknown probes find somebody."""
-    candidates = tuple(Candidate(name, score, point.accepts(score)) for name, score in best)
+    candidates = tuple([Candidate(name, score, point.accepts(score)) for name, score in best])
     first = candidates[0].identity if candidates and candidates[0].match else None
     return IdentifyResult(
         match=first,

@@ -50,7 +50,7 @@ def fused_rows(rule: str, templates: np.ndarray) -> np.ndarray:
 def fused_score(rule: str, probe: np.ndarray, templates: np.ndarray) -> float:
     """Fused score of one probe, computed in double precision."""
     found = fused_rows(rule, templates).astype(np.float64) @ probe.astype(np.float64)
-    return float(np.clip(found.max(), -1.0, 1.0))
+    return min(1.0, max(-1.0, float(found.max())))
 
 
 SCORE_BLOCK = 1 << 22  # scores with single rows held at one time

@@ -228,34 +228,45 @@ def _check_number(value: Any, wanted: str) -> float:
         raise InputError(f"{wanted}: got {value!r:.80}") from None
 
 
+@dataclass
+class _TableAt:
+    """Thresholds as of a change of the storage, and the one that is used where none is asked for, once it is known."""
+
+    sequence: int
+    standing: "CalibrationStatus | None"
+    table: Mapping[str, Any]
+    default: DecisionThreshold | None = None
+
+
 class ThresholdTable:
     """The table of one gallery, read anew when its storage has changed."""
 
     def __init__(self, storage: "Storage", given: Mapping[str, Any], model: Mapping[str, Any]):
         self._storage, self._given, self._model = storage, given, model
-        self._seen: tuple[int, CalibrationStatus | None, Mapping[str, Any]] | None = (
-            None  # as of a change of the storage
-        )
+        self._seen: _TableAt | None = None
 
     def threshold_at(self, far: float | None, threshold: float | None) -> DecisionThreshold:
         """The point that an answer is given at."""
         if threshold is not None or self._given:
             return decision_threshold({} if threshold is not None else self._given, far, threshold)
-        standing, table = self._current()
-        found = decision_threshold(table, far)
-        if standing is None or found.far not in standing.calibration.rates or self._mismatch_reason(standing):
-            return found
-        return replace(
-            found, people=standing.calibration.people, came=standing.templates_added
-        )  # measured here: more is known
+        seen = self._current()
+        if far is None and seen.default is not None:
+            return seen.default
+        standing, found = seen.standing, decision_threshold(seen.table, far)
+        if standing is not None and found.far in standing.calibration.rates and not self._mismatch_reason(standing):
+            # Measured here: more is known.
+            found = replace(found, people=standing.calibration.people, came=standing.templates_added)
+        if far is None:
+            seen.default = found
+        return found
 
     def to_table(self) -> Mapping[str, Any]:
         """Thresholds by rate, each with what must be said of it."""
-        return self._given or self._current()[1]
+        return self._given or self._current().table
 
     def calibration_status(self) -> "CalibrationStatus | None":
         """The calibration that the storage keeps, used or not."""
-        return self._current()[0]
+        return self._current().standing
 
     def table_and_calibration(self) -> "tuple[Mapping[str, Any], CalibrationStatus | None]":
         """Table and calibration to look at: where that is damaged, which stops answers, the table without it."""
@@ -292,12 +303,13 @@ class ThresholdTable:
         bound = self._storage.binding
         return mismatch_reason(standing.calibration, bound.fusion, bound.model)
 
-    def _current(self) -> "tuple[CalibrationStatus | None, Mapping[str, Any]]":
+    def _current(self) -> "_TableAt":
         sequence, seen = self._storage.sequence(), self._seen
-        if seen is None or seen[0] != sequence:
+        if seen is None or seen.sequence != sequence:
             standing = self._storage.calibration_status()
-            seen = self._seen = (sequence, standing, self._model if standing is None else self._join_tables(standing))
-        return seen[1], seen[2]
+            table = self._model if standing is None else self._join_tables(standing)
+            seen = self._seen = _TableAt(sequence, standing, table)
+        return seen
 
     def _join_tables(self, standing: "CalibrationStatus") -> Mapping[str, Any]:
         found, other = standing.calibration, self._mismatch_reason(standing)

@@ -81,8 +81,8 @@ def rank_candidates(scores: np.ndarray, numbers: np.ndarray, k: int) -> tuple[np
     """Candidates (p, m) in any order, -inf for none -> the best k, best first, equal scores by rising number."""
     order = np.lexsort((numbers, -scores), axis=-1)[:, :k]
     out, who = empty_result(len(scores), k)
-    width = order.shape[1]
-    out[:, :width] = np.take_along_axis(scores, order, axis=1)
-    who[:, :width] = np.take_along_axis(numbers, order, axis=1)
+    probes, width = np.arange(len(scores))[:, None], order.shape[1]
+    out[:, :width] = scores[probes, order]
+    who[:, :width] = numbers[probes, order]
     who[np.isneginf(out)] = -1
     return out, who

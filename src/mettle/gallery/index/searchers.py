@@ -42,7 +42,7 @@ from mettle.gallery.index.selection import IndexBenchmark, IndexSpec, as_wanted,
 from mettle.gallery.results import Changes, Size, Templates
 from mettle.gallery.scoring import fused_rows
 from mettle.gallery.storage.base import Storage
-from mettle.gallery.storage.integrity import RevisionState, RowSum
+from mettle.gallery.storage.integrity import RevisionState, RowSum, damage_error
 from mettle.gallery.storage.location import RECORD
 from mettle.gallery.storage.postgres import PostgresStorage
 
@@ -106,14 +106,16 @@ class ReadWriteLock:
     def reading(self) -> Iterator[None]:
         """Beside other readers."""
         with self._condition:
-            self._condition.wait_for(lambda: not self._writing and not self._waiting)
+            while self._writing or self._waiting:
+                self._condition.wait()
             self._readers += 1
         try:
             yield
         finally:
             with self._condition:
                 self._readers -= 1
-                self._condition.notify_all()
+                if self._waiting and not self._readers:
+                    self._condition.notify_all()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -149,17 +151,14 @@ class IdentitySearch:
         pending = np.arange(len(probes))
         while True:
             rows = self._search.find_templates(probes[pending], m)
-            known = np.unique(rows.numbers[rows.numbers >= 0])
+            known = sorted({*rows.numbers.ravel().tolist()} - {-1})
             state, owners = self._storage.owners(known)
             if None in owners and state.sequence == rows.sequence:
-                missing = known[owners.index(None)]
-                raise GalleryError(
-                    f"template {missing} is not where it was: the storage is damaged, restore a snapshot"
-                )
+                raise damage_error(f"template {known[owners.index(None)]} is not where it was")
             if None in owners and tries < TRIES:  # changed since the search, which follows when asked again
                 tries += 1
                 continue
-            names, short = dict(zip(known.tolist(), owners, strict=True)), []
+            names, short = dict(zip(known, owners, strict=True)), []
             for row, probe in enumerate(pending.tolist()):
                 found[probe] = distinct_identities(rows.numbers[row], rows.scores[row], names)[:k]
                 if len(found[probe]) < k:
@@ -175,10 +174,10 @@ def distinct_identities(
 ) -> list[tuple[str, float]]:
     """People in the order of their best row; rows of people deleted meanwhile have no name and are left out."""
     best: dict[str, float] = {}
-    for number, score in zip(numbers.tolist(), scores.tolist(), strict=True):
-        name = names.get(number) if number >= 0 else None
+    for number, score in zip(numbers.tolist(), scores.clip(-1, 1).tolist(), strict=True):
+        name = names.get(number)  # -1 is nobody's
         if name is not None and name not in best:
-            best[name] = min(1.0, max(-1.0, score))
+            best[name] = score
     return list(best.items())
 
 

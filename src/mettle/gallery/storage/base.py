@@ -21,8 +21,9 @@ here is which statements make a verb, so that both kinds obey the same laws by t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from typing import Any, Protocol, TypeVar
 
@@ -42,19 +43,23 @@ from mettle.gallery.storage.integrity import (
     check_vectors,
     damage_error,
     keyed_hash,
-    template_checksum,
 )
 from mettle.gallery.storage.sql import (
     FINDINGS,
     IDENTITY_COLUMNS,
     OWNED_TEMPLATES,
     PAGE,
+    STATE_MARK,
     TEMPLATE_COLUMNS,
+    TEMPLATES_OF,
+    AddedRows,
     FixedMetadata,
     IdentityRow,
     IndexProof,
     Transaction,
-    check_identity,
+    check_identities,
+    check_order,
+    checksums_of_rows,
     decode_owned,
     decode_templates,
     find_damage,
@@ -156,7 +161,7 @@ class Storage(Protocol):
         """The templates with these numbers, in the order of their numbers; those that are not there are left out."""
         ...
 
-    def owners(self, numbers: np.ndarray) -> tuple[RevisionState, list[str | None]]:
+    def owners(self, numbers: Iterable[int]) -> tuple[RevisionState, list[str | None]]:
         """The same, and what the storage held at that moment."""
         ...
 
@@ -230,7 +235,7 @@ def fill_storage(
         placed = [
             (number + i, owners[name], row) for i, (name, row) in enumerate(zip(part.identities, rows, strict=True))
         ]
-        checksums = [template_checksum(at, owner, sequence, row.tobytes()) for at, owner, row in placed]
+        checksums = checksums_of_rows(placed, sequence)
         insert_templates(session, placed, checksums, sequence)
         for name, checksum in zip(part.identities, checksums, strict=True):
             sums.setdefault(name, RowSum()).add(checksum)
@@ -258,9 +263,14 @@ def fill_storage(
     return write_receipt(session, None, "", Receipt(sequence, tuple(range(first, number))), state)
 
 
-def scan_templates(session: Transaction, state: RevisionState, dim: int, batch: int) -> Iterator[Templates]:
-    """All templates in the order of their numbers; refused at the end where any of them is missing."""
-    names, total = read_identities(session, state), RowSum()
+def scan_templates(
+    session: Transaction, state: RevisionState, dim: int, batch: int, names: Mapping[int, str] | None = None
+) -> Iterator[Templates]:
+    """All templates in the order of their numbers; refused at the end where any of them is missing.
+
+    ``names`` of all identities by id, where they were checked at this state before.
+    """
+    names, total = read_identities(session, state) if names is None else names, RowSum()
     for rows in session.stream(f"SELECT {TEMPLATE_COLUMNS} FROM templates t ORDER BY t.number", batch):
         part = decode_templates(session, rows, dim, names)
         total.add(int(part.checksums.sum()), len(rows))
@@ -271,16 +281,38 @@ def scan_templates(session: Transaction, state: RevisionState, dim: int, batch: 
 Result = TypeVar("Result")
 
 
+KEPT_NAMES = 100_000  # names of all identities, or of owners of templates, that are kept between questions
+
+
+@dataclass
+class CheckedNames:
+    """Names that were read and checked at one state of the storage.
+
+    They are used again until the state is another one: what was not changed since is what was checked. What is damaged
+    on the disk meanwhile is found by whatever reads it: a change, the next opening, `check`, a scrub.
+    """
+
+    state: RevisionState
+    mark: tuple[int, int]  # sequence and checksum of the state's row
+    owners: dict[int, str] = field(default_factory=dict)  # of templates that were asked for
+    names: dict[int, str] | None = None  # of all identities by id
+
+
 class SqlStorage(ABC):
     """A storage in a database. Subclasses give transactions and say how theirs is made, opened and compacted."""
 
     kind: str
     _fixed: FixedMetadata
     _proof: IndexProof
+    _checked: CheckedNames | None = None
 
     @abstractmethod
     def _run_read(self, work: Callable[[Transaction], Result]) -> Result:
         """Run ``work`` in a transaction that reads one moment; it may be run twice."""
+
+    @abstractmethod
+    def _run_statement(self, work: Callable[[Transaction], Result]) -> Result:
+        """Run ``work``, whose one statement reads one moment without a transaction around it; it may be run twice."""
 
     @abstractmethod
     def _run_write(self, work: Callable[[Transaction], Receipt], *, named: bool = False) -> Receipt:
@@ -314,7 +346,15 @@ class SqlStorage(ABC):
 
     def state(self) -> RevisionState:
         """How far it has come, and what it holds."""
-        return self._run_read(read_state)
+        return self._run_statement(self._read_checked).state
+
+    def _read_checked(self, session: Transaction) -> CheckedNames:
+        """The state, and the names that were checked at it."""
+        known, mark = self._checked, session.execute(STATE_MARK)
+        if known is None or mark != [known.mark]:
+            state = read_state(session)
+            known = self._checked = CheckedNames(state, (state.sequence, state.row()[-1]))
+        return known
 
     def size(self) -> Size:
         """How much is enrolled now."""
@@ -361,56 +401,28 @@ class SqlStorage(ABC):
             state = read_state(session)
             if known := find_receipt(session, name, alike, state, self._proof):
                 return known
-            first, sequence, skipped, cleared = state.next_number, state.sequence + 1, 0, set[str]()
+            first, skipped, seen = state.next_number, 0, set[str]()
+            added = AddedRows(state, state.sequence + 1)
             for identity, rows in checked:
-                owner, has = find_identity(session, identity, state, self._proof), rows[:0]
-                if owner is not None and replace and identity not in cleared:
-                    _, state = remove_templates(session, owner, sequence, state)
-                    state = replaced(state, identity_sum=state.identity_sum - owner.checksum)
-                    owner = IdentityRow(owner.id, identity, 0, 0)
-                    state = replaced(state, identity_sum=state.identity_sum + owner.checksum)
+                if identity in seen:  # who is looked up must be there
+                    added.write(session)
+                owner, has = find_identity(session, identity, added.state, self._proof), rows[:0]
+                emptied = owner is not None and replace and identity not in seen
+                if owner is not None and emptied:
+                    _, added.state = remove_templates(session, owner, added.sequence, added.state)
                 elif owner is not None and distinct:
-                    has = self._read_templates(session, identity, state).vectors
-                cleared.add(identity)
+                    has = self._read_templates(session, identity, added.state).vectors
+                seen.add(identity)
                 if distinct:
                     given, rows = len(rows), select_new_rows(rows, has)
                     skipped += given - len(rows)
-                state = self._add(session, state, identity, owner, rows, sequence)
+                added.add(identity, owner, rows, emptied=emptied)
+            state = added.write(session)
             numbers = tuple(range(first, state.next_number))
-            return write_receipt(session, name, asked, Receipt(sequence, numbers, skipped=skipped), state)
+            return write_receipt(session, name, asked, Receipt(added.sequence, numbers, skipped=skipped), state)
 
         receipt = self._run_write(work, named=name is not None)
         return receipt if request is not None else replaced(receipt, repeated=False)
-
-    def _add(
-        self,
-        session: Transaction,
-        state: RevisionState,
-        identity: str,
-        owner: IdentityRow | None,
-        rows: np.ndarray,
-        sequence: int,
-    ) -> RevisionState:
-        """Add rows to an identity, which is made where there is none; returns the state with them."""
-        former = owner or IdentityRow(state.next_identity, identity, 0, 0)
-        placed = [(state.next_number + i, former.id, row) for i, row in enumerate(rows)]
-        checksums = [template_checksum(number, owner, sequence, row.tobytes()) for number, owner, row in placed]
-        now = IdentityRow(former.id, identity, former.templates + len(rows), former.template_sum + sum(checksums))
-        if owner is None:
-            insert_identities(session, [now])
-        elif len(rows):
-            update_identities(session, [now])
-        insert_templates(session, placed, checksums, sequence)
-        return replaced(
-            state,
-            next_number=state.next_number + len(rows),
-            next_identity=max(state.next_identity, now.id + 1),
-            identities=state.identities + (owner is None),
-            identity_sum=state.identity_sum + now.checksum - (0 if owner is None else owner.checksum),
-            templates=state.templates + len(rows),
-            template_sum=state.template_sum + sum(checksums),
-            added=state.added + (len(rows) if state.calibrated_since else 0),
-        )
 
     def delete(self, identity: str, *, request: str | None = None, former: Sequence[str] = ()) -> Receipt:
         """Remove an identity and all its templates; the receipt has their numbers."""
@@ -468,44 +480,52 @@ class SqlStorage(ABC):
     def templates_of(self, identity: str) -> Templates:
         """All templates of an identity; none: empty."""
         identity = check_name(identity)
-        return self._run_read(lambda session: self._read_templates(session, identity))
+        found = self._run_statement(lambda session: self._find_templates(session, identity))
+        return found or self._run_read(lambda session: self._read_templates(session, identity))
 
     def _read_templates(self, session: Transaction, identity: str, state: RevisionState | None = None) -> Templates:
-        rows = session.execute(
-            f"SELECT {TEMPLATE_COLUMNS}, {IDENTITY_COLUMNS} FROM identities i "
-            "LEFT JOIN templates t ON t.identity = i.id WHERE i.name = ? ORDER BY t.number",
-            identity,
-        )
+        """All templates of an identity; none, where nobody is called so."""
+        if found := self._find_templates(session, identity):
+            return found
+        find_identity(session, identity, state or read_state(session), self._proof)
+        return decode_owned(session, [], self.binding.dim)
+
+    def _find_templates(self, session: Transaction, identity: str) -> Templates | None:
+        rows = session.execute(TEMPLATES_OF, identity)
         if not rows:
-            find_identity(session, identity, state or read_state(session), self._proof)
-            return decode_owned(session, [], self.binding.dim)
+            return None
         owner = IdentityRow.from_row(rows[0][5:])
         if owner.name != identity:
             raise damage_error(f"the index of names leads from {identity!r:.80} to somebody else")
-        found = decode_owned(session, [row for row in rows if row[0] is not None], self.binding.dim)
-        own = RowSum(len(found.numbers), int(found.checksums.sum()))
-        own.compare(owner.templates, owner.template_sum, f"templates of identity {owner.id}")
+        own = [row[:5] for row in rows if row[0] is not None]
+        found = decode_templates(session, own, self.binding.dim, {owner.id: owner.name})
+        total = RowSum(len(own), sum(row[3] for row in own))
+        total.compare(owner.templates, owner.template_sum, f"templates of identity {owner.id}")
         return found
 
     def names_of(self, numbers: np.ndarray) -> list[str | None]:
         """Whose templates these are; None for those that are not there."""
         return self.owners(numbers)[1]
 
-    def owners(self, numbers: np.ndarray) -> tuple[RevisionState, list[str | None]]:
+    def owners(self, numbers: Iterable[int]) -> tuple[RevisionState, list[str | None]]:
         """Whose templates these are, None for those that are not there, and what the storage held at that moment."""
         wanted = [int(number) for number in numbers]
 
-        def work(session: Transaction) -> tuple[RevisionState, dict[int, str]]:
+        def work(session: Transaction) -> tuple[RevisionState, list[str | None]]:
+            known = self._read_checked(session)
+            unread = [number for number in wanted if number not in known.owners]
             found: dict[int, str] = {}
-            for start in range(0, len(wanted), PAGE):
-                page = wanted[start : start + PAGE]
+            for start in range(0, len(unread), PAGE):
+                page = unread[start : start + PAGE]
                 marks = ", ".join("?" * len(page))
                 rows = session.execute(f"{OWNED_TEMPLATES} WHERE t.number IN ({marks})", *page)
                 found |= name_owners(session, rows, self.binding.dim)
-            return read_state(session), found
+            names = [known.owners.get(number) or found.get(number) for number in wanted]
+            if len(known.owners) + len(found) <= KEPT_NAMES:
+                known.owners.update(found)
+            return known.state, names
 
-        state, found = self._run_read(work)
-        return state, [found.get(number) for number in wanted]
+        return self._run_read(work)
 
     def templates_at(self, numbers: np.ndarray) -> Templates:
         """The templates with these numbers, in the order of their numbers; those that are not there are left out."""
@@ -523,27 +543,37 @@ class SqlStorage(ABC):
 
     def ids(self) -> Iterator[str]:
         """All identities, sorted by code point; read in pages, so that nothing is held while the caller works."""
-        last, total, begun = "", RowSum(), None
+        known = self._run_statement(self._read_checked)
+        if known.names is not None:
+            yield from sorted(known.names.values())
+            return
+        last, total, names = "", RowSum(), dict[int, str]()
         sql = f"SELECT {IDENTITY_COLUMNS} FROM identities i WHERE i.name > ? ORDER BY i.name LIMIT {PAGE}"
         while True:
-            state, page = self._run_read(lambda session, last=last: (read_state(session), session.execute(sql, last)))
-            begun = begun or state
-            for row in page:
-                name = check_identity(row)
-                if name <= last:
-                    raise damage_error("the names in the index of identities are not in order")
-                total.add(row[4])
-                last = name
-                yield name
+            now, page = self._run_read(
+                lambda session, last=last: (self._read_checked(session), session.execute(sql, last))
+            )
+            found = check_identities(page)
+            check_order(found, last, "identities")
+            total.add(sum(row[4] for row in page), len(page))
+            if known.state.identities <= KEPT_NAMES:
+                names.update(zip((row[0] for row in page), found, strict=True))
+            yield from found
+            last = found[-1] if found else last
             if len(page) < PAGE:
                 break
-        if state == begun:  # otherwise people came or went meanwhile
-            total.compare(state.identities, state.identity_sum, "identities")
+        if now.state == known.state:  # otherwise people came or went meanwhile
+            total.compare(now.state.identities, now.state.identity_sum, "identities")
+            now.names = names if len(names) == now.state.identities else None
 
     def scan(self, *, batch: int = 65536) -> Iterator[Templates]:
         """All templates in the order of their numbers, as of one moment; refused at the end if any is missing."""
         with self._read_transaction() as session:
-            yield from scan_templates(session, read_state(session), self.binding.dim, batch)
+            known = self._read_checked(session)
+            names = known.names or read_identities(session, known.state)
+            if len(names) <= KEPT_NAMES:
+                known.names = names
+            yield from scan_templates(session, known.state, self.binding.dim, batch, names)
 
     def changes_since(self, after: int) -> Changes | None:
         """What happened after a sequence number; None where the storage no longer remembers, or has not got so far."""
@@ -576,12 +606,13 @@ class SqlStorage(ABC):
         """Run ``work`` in a transaction that reads one moment."""
         return self._run_read(work)
 
-    @abstractmethod
     def forget_pages(self) -> None:
         """Keep nothing of what was read before, so that what is read next is read again."""
+        self._checked = None
 
     def check(self) -> list[str]:
         """What is wrong with the storage, in words."""
+        self._checked = None
         return self._run_read(lambda session: find_damage(session, self.binding.dim))[:FINDINGS]
 
     def load_templates(self, scan: Scan, agree: Agree, calibrated: GalleryCalibration | None = None) -> Receipt:

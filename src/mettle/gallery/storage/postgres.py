@@ -1,6 +1,7 @@
 """A watch over connections to a server: whoever waits for one that has gone silent is told in time.
 
-Connections to a PostgreSQL server: made when needed, kept when idle, cut when the server does not answer.
+Connections to a PostgreSQL server: made when needed, kept by psycopg's pool when idle, cut when the server does not
+answer, for which neither the pool nor libpq has a setting: a frozen server keeps acknowledging what it is sent.
 
 Whatever goes wrong comes out as an error of ours, in one line and without the password.
 
@@ -10,6 +11,7 @@ One schema per gallery, any number of writers: a change holds the row of the cou
 sequence numbers follow each other without a gap in the order of the commits.
 """
 
+import logging
 import os
 import re
 import secrets
@@ -18,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
@@ -92,6 +93,12 @@ def _shut_connection(connection: Any) -> None:
             line.shutdown(socket.SHUT_RDWR)
 
 
+LOOK = 0.05  # seconds after which a wait for a connection looks whether none could be made
+
+
+MOST_CONNECTIONS = 64  # of one gallery; more questions at once wait for each other
+
+
 DEFAULT_NAME = "mettle"  # name of a gallery where the URL gives none
 
 
@@ -112,19 +119,17 @@ class ConnectionLost(Exception):
         self.error, self.committing = error, committing
 
 
-@dataclass(frozen=True)
-class PackedVector:
-    """A vector in the server's own byte layout."""
-
-    data: bytes
-
-
 def import_driver() -> Any:
-    """The psycopg module."""
+    """The psycopg module, once its pool and pgvector's types are there, too."""
     try:
+        import pgvector.psycopg  # noqa: F401
         import psycopg
+        import psycopg_pool  # noqa: F401
     except ImportError:
-        raise MissingExtra("a gallery on PostgreSQL needs psycopg: pip install 'psycopg[binary]'") from None
+        raise MissingExtra(
+            "a gallery on PostgreSQL needs psycopg, psycopg-pool and pgvector: "
+            "pip install 'psycopg[binary,pool]' pgvector"
+        ) from None
     return psycopg
 
 
@@ -159,18 +164,13 @@ class PostgresServer:
                 "the URL of the PostgreSQL gallery cannot be read: look at its special characters"
             ) from None
         self._watch = Watchdog()
-        self._mutex = threading.Lock()
-        self._idle: list[Any] = []
-        self._closed = False
+        self._failures, self._failure = 0, Exception()  # how many connections could not be made, and why the last one
+        self._pool = self._make_pool()
 
     @contextmanager
     def connection(self) -> Iterator[Any]:
         """A connection for one transaction; a broken one is not kept. Raises `ConnectionLost` where it broke."""
-        with self._mutex:
-            if self._closed:
-                raise GalleryError(f"the gallery {self.schema!r} is closed: open it again")
-            connection = self._idle.pop() if self._idle else None
-        connection = connection or self._connect()
+        connection = self._get_connection()
         try:
             yield connection
         except self._driver.Error as error:
@@ -188,16 +188,11 @@ class PostgresServer:
 
     def drop_idle_connections(self) -> None:
         """Drop idle connections: after a restart none of them is good."""
-        with self._mutex:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            self._discard(connection)
+        self._pool.drain()
 
     def close(self) -> None:
         """Close all connections; may be called twice."""
-        with self._mutex:
-            self._closed = True
-        self.drop_idle_connections()
+        self._pool.close(GRACE)
         self._watch.stop()
 
     def translate_error(self, error: Exception) -> MettleError:
@@ -217,24 +212,56 @@ class PostgresServer:
             return GalleryError(f"the server does not allow this on {where} ({text}): ask for the rights")
         return GalleryError(f"the server refused to work on {where} ({text}): restore a backup if this stays")
 
-    def _connect(self) -> Any:
-        settings = {**self._conninfo, "connect_timeout": max(2, round(self._timeout))}
-        settings.setdefault("application_name", "mettle")
-        try:
-            connection = self._driver.connect(**settings, autocommit=True)
-        except self._driver.Error as error:
-            raise self._connection_refused(str(error)) from None
-        except UnicodeError:
-            raise InputError("the URL of the PostgreSQL gallery holds characters that no server takes") from None
-        try:
-            self._prepare(connection)
-        except self._driver.Error as error:
-            self._discard(connection)
-            raise self.translate_error(error) from None
-        except BaseException:
-            self._discard(connection)
-            raise
-        return connection
+    def _make_pool(self) -> Any:
+        """Connections that are made when somebody waits for one, and kept for the next."""
+        from psycopg_pool import ConnectionPool
+
+        server = self
+
+        class ReportedConnection(self._driver.Connection):
+            """A connection of which `server` learns why it could not be made: the pool only says that none came."""
+
+            @classmethod
+            def connect(cls, conninfo: str = "", **settings: Any) -> Any:
+                connection = None
+                try:
+                    connection = super().connect(conninfo, **settings)
+                    server._prepare(connection)
+                    return connection
+                except Exception as error:
+                    if connection is not None:
+                        connection.close()
+                    server._failures, server._failure = server._failures + 1, error
+                    raise
+
+        settings = {"application_name": "mettle", **self._conninfo, "connect_timeout": max(2, round(self._timeout))}
+        logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # whoever asked is told
+        return ConnectionPool(
+            kwargs={**settings, "autocommit": True},
+            connection_class=ReportedConnection,
+            min_size=0,
+            max_size=MOST_CONNECTIONS,
+            reconnect_timeout=0,
+            open=True,
+        )
+
+    def _get_connection(self) -> Any:
+        """A connection from the pool, or why there is none as soon as that is known."""
+        from psycopg_pool import PoolClosed, PoolTimeout
+
+        failures, due = self._failures, time.monotonic() + max(2, self._timeout) + 2 * GRACE
+        while True:
+            try:
+                return self._pool.getconn(LOOK)
+            except PoolClosed:
+                raise GalleryError(f"the gallery {self.schema!r} is closed: open it again") from None
+            except PoolTimeout:
+                if self._failures > failures:
+                    raise self._connection_refused(self._failure) from None
+                if time.monotonic() > due:
+                    raise GalleryUnavailable(
+                        f"the server gave no connection for the gallery {self.schema!r} in time: try again later"
+                    ) from None
 
     def _prepare(self, connection: Any) -> None:
         session = self.session(connection)
@@ -256,12 +283,16 @@ class PostgresServer:
         if not self._write:
             session.execute("SET default_transaction_read_only = on")
         if found:
-            oid = session.execute("SELECT oid::int8 FROM pg_type WHERE oid = to_regtype('vector')")[0][0]
-            kind = {"oid": oid, "format": self._driver.pq.Format.BINARY, "dump": lambda _, packed: packed.data}
-            connection.adapters.register_dumper(PackedVector, type("PackedDumper", (self._driver.adapt.Dumper,), kind))
+            sql = "SELECT oid::int8, typarray::int8 FROM pg_type WHERE oid = to_regtype('vector')"
+            _register_vectors(connection, *session.execute(sql)[0])
 
-    def _connection_refused(self, text: str) -> MettleError:
+    def _connection_refused(self, error: Exception) -> MettleError:
         """Why there is no connection."""
+        if isinstance(error, UnicodeError):
+            return InputError("the URL of the PostgreSQL gallery holds characters that no server takes")
+        if getattr(error, "sqlstate", None) and not isinstance(error, self._driver.OperationalError):
+            return self.translate_error(error)
+        text = str(error)
         user, database = self._conninfo.get("user", "you"), self._conninfo.get("dbname", "")
         if "password" in text or "authentication" in text or "pg_hba" in text or ("role" in text and "exist" in text):
             return GalleryError(
@@ -289,16 +320,22 @@ class PostgresServer:
         with suppress(self._driver.Error):
             if not broken and connection.info.transaction_status != self._driver.pq.TransactionStatus.IDLE:
                 self.session(connection).execute("ROLLBACK")
-        with self._mutex:
-            if not self._closed and not connection.closed:
-                self._idle.append(connection)
-                return broken
-        self._discard(connection)
+        self._pool.putconn(connection)
         return broken
 
-    def _discard(self, connection: Any) -> None:
-        with suppress(Exception):
-            connection.close()
+
+def _register_vectors(connection: Any, oid: int, array_oid: int) -> None:
+    """Let a connection take and give vectors of pgvector; None for what is damaged so that it is none."""
+    from pgvector.psycopg.vector import VectorBinaryLoader, register_vector_info
+    from psycopg.types import TypeInfo
+
+    class SuppressingLoader(VectorBinaryLoader):
+        def load(self, data: Any) -> Any:
+            with suppress(ValueError):
+                return super().load(data)
+
+    register_vector_info(connection, TypeInfo("vector", oid, array_oid))
+    connection.adapters.register_loader(oid, SuppressingLoader)
 
 
 class PostgresTransaction:
@@ -332,13 +369,16 @@ class PostgresTransaction:
                     return
                 yield rows
 
-    def encode_vector(self, row: np.ndarray) -> PackedVector:
-        """A vector as pgvector sends it: count, zero, big-endian numbers."""
-        return PackedVector(len(row).to_bytes(2, "big") + b"\0\0" + row.astype(">f4").tobytes())
+    def encode_vector(self, row: np.ndarray) -> Any:
+        """A vector as pgvector sends it."""
+        from pgvector import Vector
 
-    def decode_vector(self, blob: bytes) -> bytes:
-        """A vector as pgvector sends it, as little-endian bytes."""
-        return np.frombuffer(blob, ">f4", offset=4).astype(FLOATS).tobytes()
+        return Vector(row)
+
+    def decode_vectors(self, blobs: Sequence[Any], dim: int) -> Sequence[bytes]:
+        """Vectors as pgvector sends them, as little-endian bytes."""
+        rows = (np.empty(0, FLOATS) if vector is None else vector.to_numpy() for vector in blobs)
+        return [row.astype(FLOATS, copy=False).tobytes() for row in rows]
 
 
 def _replace_markers(sql: str) -> str:
@@ -464,9 +504,6 @@ class PostgresStorage(SqlStorage):
                 "a transaction somewhere on the server still sees deleted templates: compact again when it ends"
             )
 
-    def forget_pages(self) -> None:
-        """The server keeps its pages itself."""
-
     def bytes(self) -> int:
         """Size of its tables and indexes."""
         sql = (
@@ -496,6 +533,13 @@ class PostgresStorage(SqlStorage):
         def attempt() -> Result:
             with self._transaction() as session:
                 return work(session)
+
+        return self._retry_once(attempt, named=True)
+
+    def _run_statement(self, work: Callable[[Transaction], Result]) -> Result:
+        def attempt() -> Result:
+            with self._server.connection() as connection:
+                return work(self._server.session(connection))
 
         return self._retry_once(attempt, named=True)
 

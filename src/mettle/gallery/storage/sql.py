@@ -17,11 +17,15 @@ Every function works inside a transaction that its caller has opened.
 
 import json
 import secrets
+import struct
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from functools import partial
+from itertools import repeat
+from operator import lt
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -36,8 +40,9 @@ from mettle.gallery.storage.integrity import (
     RowSum,
     check_name,
     damage_error,
+    identity_checksums,
     row_checksum,
-    template_checksum,
+    template_checksums,
 )
 
 _STATE_COLUMNS = [entry.name for entry in fields(RevisionState)]
@@ -72,13 +77,21 @@ SQLITE_TABLES = table_statements(text="TEXT", integer="INTEGER", key="INTEGER", 
 FORMAT = 1
 FIXED = ("format", "binding", "salt", "model_files")  # keys of metadata that never change
 REMEMBERED = 100_000  # changes whose deletions and requests survive `compact`
+BATCH = 8192  # rows of a query held at one time
 PAGE = 500  # values in one statement: every database takes as many
 FINDINGS = 100  # lines of `check`: more would help nobody
 TEMPLATE_COLUMNS = "t.number, t.identity, t.sequence, t.checksum, t.vector"
 IDENTITY_COLUMNS = "i.id, i.name, i.templates, i.template_sum, i.checksum"
 OWNED_TEMPLATES = (
-    f"SELECT {TEMPLATE_COLUMNS}, {IDENTITY_COLUMNS} FROM templates t LEFT JOIN identities i ON i.id = t.identity"
+    f"SELECT {TEMPLATE_COLUMNS}, i.name, i.templates, i.template_sum, i.checksum "
+    "FROM templates t LEFT JOIN identities i ON i.id = t.identity"
 )
+TEMPLATES_OF = (
+    f"SELECT {TEMPLATE_COLUMNS}, {IDENTITY_COLUMNS} FROM identities i "
+    "LEFT JOIN templates t ON t.identity = i.id WHERE i.name = ? ORDER BY t.number"
+)
+STATE = f"SELECT {', '.join(_STATE_COLUMNS)}, checksum FROM revision_state"
+STATE_MARK = "SELECT sequence, checksum FROM revision_state"  # tells whether the state is the one read last
 SUMS = "count(*), CAST(coalesce(sum(checksum), 0) AS BIGINT)"
 
 
@@ -101,8 +114,8 @@ class Transaction(Protocol):
         """A vector as this database takes it."""
         ...
 
-    def decode_vector(self, blob: bytes) -> bytes:
-        """A vector as this database gives it, as little-endian float32 bytes."""
+    def decode_vectors(self, blobs: Sequence[bytes], dim: int) -> Sequence[bytes]:
+        """Vectors as this database gives them, as little-endian float32 bytes."""
         ...
 
 
@@ -118,22 +131,42 @@ class IdentityRow:
     @classmethod
     def from_row(cls, row: tuple) -> "IdentityRow":
         """What a row of `IDENTITY_COLUMNS` says."""
-        check_identity(row)
+        check_identities([row])
         return cls(*row[:4])
 
     @property
     def checksum(self) -> int:
         """Of the row."""
-        return row_checksum("identities", self.id, self.templates, self.template_sum, self.name)
+        return identity_checksums([self.id], [self.templates], [self.template_sum], [self.name])[0]
 
 
-def check_identity(row: Sequence[Any]) -> str:
-    """The name in a row of `IDENTITY_COLUMNS`, if the row is as it was written."""
-    number, name, templates, total, checksum = row
-    text = f"identities {number} {templates} {total} {name}"
-    if type(name) is not str or zlib.crc32(text.encode(errors="surrogatepass")) != checksum:
-        raise damage_error(f"identity {number} fails its checksum")
-    return name
+def check_identities(rows: Sequence[Sequence[Any]]) -> Sequence[str]:
+    """The names in rows of `IDENTITY_COLUMNS`, if all of them are as they were written."""
+    return _check_identity_columns(*zip(*rows, strict=True)) if rows else ()
+
+
+def _check_identity_columns(
+    ids: Sequence[int],
+    names: Sequence[str],
+    templates: Sequence[int],
+    template_sums: Sequence[int],
+    checksums: Sequence[int],
+) -> Sequence[str]:
+    try:
+        sound = identity_checksums(ids, templates, template_sums, names) == list(checksums)
+    except (struct.error, TypeError, UnicodeError):
+        sound = False
+    if not sound and len(ids) > 1:
+        check_each(_check_identity_columns, ids, names, templates, template_sums, checksums)
+    if not sound:
+        raise damage_error(f"identity {ids[0]} fails its checksum")
+    return names
+
+
+def check_each(check: Callable[..., object], *columns: Sequence[Any]) -> None:
+    """Check row by row what failed as a whole, so that the error is of the first row that is damaged."""
+    for row in zip(*columns, strict=True):
+        check(*((value,) for value in row))
 
 
 @dataclass
@@ -149,38 +182,46 @@ class IndexProof:
 
 def prove_identities(session: Transaction, state: RevisionState, proof: IndexProof) -> None:
     """Refuse identities that are not those that were written, or that their names do not lead to."""
-    entries = ((row[1], IdentityRow.from_row(row).checksum) for row in _all(session, IDENTITY_COLUMNS, "identities i"))
+    parts = session.stream(f"SELECT {IDENTITY_COLUMNS} FROM identities i", BATCH)
+    entries = ((check_identities(part), [row[4] for row in part]) for part in parts)
     _prove(session, proof, "identities", entries, state.identities, state.identity_sum)
 
 
 def prove_requests(session: Transaction, state: RevisionState, proof: IndexProof) -> None:
     """Refuse requests that are not those that were written, or that their names do not lead to."""
-    entries = ((row[0], check_request(row)) for row in _all(session, REQUEST_COLUMNS, "idempotency_keys"))
+    parts = session.stream(f"SELECT {REQUEST_COLUMNS} FROM idempotency_keys", BATCH)
+    entries = (([row[0] for row in part], [check_request(row) for row in part]) for part in parts)
     _prove(session, proof, "idempotency_keys", entries, state.requests, state.request_sum)
 
 
 def _prove(
-    session: Transaction, proof: IndexProof, table: str, entries: Iterator[tuple[str, int]], rows: int, checksums: int
+    session: Transaction,
+    proof: IndexProof,
+    table: str,
+    entries: Iterator[tuple[Sequence[str], Sequence[int]]],
+    rows: int,
+    checksums: int,
 ) -> None:
     if table in proof.tables:
         return
     words, checked, named, listed, last = table.replace("_", " "), RowSum(), RowSum(), RowSum(), ""
-    for name, checksum in entries:
-        checked.add(checksum)
-        named.add(row_checksum(table, name))
+    for names, sums in entries:
+        checked.add(sum(sums), len(sums))
+        named.add(sum(map(zlib.crc32, map(str.encode, names))), len(names))
     checked.compare(rows, checksums, words)
-    for (name,) in _all(session, "name", f"{table} ORDER BY name"):
-        if not isinstance(name, str) or name <= last:
-            raise damage_error(f"the names in the index of {words} are not in order")
-        listed.add(row_checksum(table, name))
-        last = name
+    for part in session.stream(f"SELECT name FROM {table} ORDER BY name", BATCH):
+        found = [row[0] for row in part]
+        check_order(found, last, words)
+        listed.add(sum(map(zlib.crc32, map(str.encode, found))), len(found))
+        last = found[-1]
     listed.compare(named.rows, named.checksums, f"names in the index of {words}")
     proof.tables.add(table)
 
 
-def _all(session: Transaction, columns: str, source: str) -> Iterator[tuple]:
-    for part in session.stream(f"SELECT {columns} FROM {source}", 8192):
-        yield from part
+def check_order(names: Sequence[Any], last: str, words: str) -> None:
+    """Refuse names from an index that do not rise, or do not follow ``last``."""
+    if any(type(name) is not str for name in names) or not all(map(lt, [last, *names], names)):
+        raise damage_error(f"the names in the index of {words} are not in order")
 
 
 def write_first_rows(session: Transaction, binding: Binding, model_files: Mapping[str, str]) -> None:
@@ -262,7 +303,7 @@ def read_standing(session: Transaction) -> CalibrationStatus | None:
 
 def read_state(session: Transaction) -> RevisionState:
     """How far the storage has come and what it holds."""
-    rows = session.execute(f"SELECT {', '.join(_STATE_COLUMNS)}, checksum FROM revision_state")
+    rows = session.execute(STATE)
     if len(rows) != 1:
         raise damage_error("the state of the revision is missing")
     return RevisionState.from_row(rows[0])
@@ -321,10 +362,9 @@ def update_identities(session: Transaction, rows: Sequence[IdentityRow]) -> None
 def read_identities(session: Transaction, state: RevisionState) -> dict[int, str]:
     """All names by id, and none of them missing."""
     names, total = {}, RowSum()
-    for part in session.stream(f"SELECT {IDENTITY_COLUMNS} FROM identities i", 8192):
-        for row in part:
-            names[row[0]] = check_identity(row)
-            total.add(row[4])
+    for part in session.stream(f"SELECT {IDENTITY_COLUMNS} FROM identities i", BATCH):
+        names |= zip((row[0] for row in part), check_identities(part), strict=True)
+        total.add(sum(row[4] for row in part), len(part))
     total.compare(state.identities, state.identity_sum, "identities")
     return names
 
@@ -335,7 +375,7 @@ REQUEST_COLUMNS = "name, request_hash, sequence, numbers, skipped, checksum"
 def check_request(row: tuple) -> int:
     """The checksum of a row of `REQUEST_COLUMNS`, if that is the one it carries."""
     *values, checksum = row
-    if row_checksum("idempotency_keys", *values) != checksum:
+    if type(values[0]) is not str or row_checksum("idempotency_keys", *values) != checksum:
         raise damage_error(f"request {values[0]!r:.80} fails its checksum")
     return checksum
 
@@ -386,6 +426,58 @@ def insert_templates(
     )
 
 
+def checksums_of_rows(rows: Sequence[tuple[int, int, np.ndarray]], sequence: int) -> list[int]:
+    """Checksums of templates that are added: number, id of the identity, vector."""
+    numbers, owners, vectors = zip(*rows, strict=True) if rows else ((), (), ())
+    return template_checksums(numbers, owners, repeat(sequence), (row.tobytes() for row in vectors))
+
+
+class AddedRows:
+    """Templates of a change, and whose they are, that are written together: one statement for each table."""
+
+    def __init__(self, state: RevisionState, sequence: int):
+        self.state, self.sequence = state, sequence  # as written; of the change
+        self._new: list[IdentityRow] = []
+        self._grown: list[tuple[IdentityRow, int, bool]] = []  # as written, how many templates came, whether instead
+        self._rows: list[tuple[int, int, np.ndarray]] = []
+
+    def add(self, name: str, owner: IdentityRow | None, vectors: np.ndarray, *, emptied: bool = False) -> None:
+        """Take in the templates of one identity: a new one without an owner, ``emptied`` one whose own were removed."""
+        if owner is None:
+            owner = IdentityRow(self.state.next_identity + len(self._new), name, 0, 0)
+            self._new.append(owner)
+        number = self.state.next_number + len(self._rows)
+        self._rows += [(number + i, owner.id, row) for i, row in enumerate(vectors)]
+        if len(vectors) or emptied:
+            self._grown.append((owner, len(vectors), emptied))
+
+    def write(self, session: Transaction) -> RevisionState:
+        """Write all of it; returns the state with it."""
+        checksums, at, now = checksums_of_rows(self._rows, self.sequence), 0, list[IdentityRow]()
+        for owner, count, emptied in self._grown:
+            templates, total = (0, 0) if emptied else (owner.templates, owner.template_sum)
+            total += sum(checksums[at : at + count])
+            now.append(IdentityRow(owner.id, owner.name, templates + count, total))
+            at += count
+        new = {owner.id for owner in self._new}
+        insert_identities(session, [row for row in now if row.id in new])
+        update_identities(session, [row for row in now if row.id not in new])
+        insert_templates(session, self._rows, checksums, self.sequence)
+        before = sum(owner.checksum for owner, _, _ in self._grown if owner.id not in new)
+        self.state = replace(
+            self.state,
+            next_number=self.state.next_number + len(checksums),
+            next_identity=self.state.next_identity + len(new),
+            identities=self.state.identities + len(new),
+            identity_sum=self.state.identity_sum + sum(row.checksum for row in now) - before,
+            templates=self.state.templates + len(checksums),
+            template_sum=self.state.template_sum + sum(checksums),
+            added=self.state.added + (len(checksums) if self.state.calibrated_since else 0),
+        )
+        self._new, self._grown, self._rows = [], [], []
+        return self.state
+
+
 def remove_templates(
     session: Transaction, owner: IdentityRow, sequence: int, state: RevisionState
 ) -> tuple[tuple[int, ...], RevisionState]:
@@ -422,55 +514,68 @@ def read_deleted(session: Transaction, after: int) -> tuple[list[int], list[int]
 
 def name_owners(session: Transaction, rows: Sequence[tuple], dim: int) -> dict[int, str]:
     """Whose templates rows of `OWNED_TEMPLATES` are, by number, if both the template and the owner are as written."""
-    found, size = {}, dim * FLOATS.itemsize
-    for number, identity, sequence, checksum, blob, *owner in rows:
-        vector = session.decode_vector(blob)
-        if owner[0] is None:
-            raise damage_error(f"template {number} is nobody's")
-        try:
-            sound = len(vector) == size and template_checksum(number, identity, sequence, vector) == checksum
-        except TypeError:
-            sound = False
-        if not sound:
-            raise damage_error(f"template {number} fails its checksum")
-        found[number] = check_identity(owner)
-    return found
+    if not rows:
+        return {}
+    columns = list(zip(*rows, strict=True))
+    _check_templates(session, dim, *columns[:5])
+    return dict(zip(columns[0], _check_owners(columns), strict=True))
 
 
 def decode_owned(session: Transaction, rows: Sequence[tuple], dim: int) -> Templates:
     """Rows of `OWNED_TEMPLATES` as arrays; a row, or an owner, that fails its checksum is never given out."""
-    names: dict[int, str] = {}
-    for row in rows:
-        if row[1] not in names:
-            if row[5] is None:
-                raise damage_error(f"template {row[0]} is nobody's")
-            names[row[5]] = check_identity(row[5:])
-    return decode_templates(session, [row[:5] for row in rows], dim, names)
+    columns = list(zip(*rows, strict=True)) or [()] * 9
+    return _decode_columns(session, dim, columns[:5], _check_owners(columns))
 
 
 def decode_templates(session: Transaction, rows: Sequence[tuple], dim: int, names: Mapping[int, str]) -> Templates:
     """Rows of `TEMPLATE_COLUMNS` as arrays; a row that fails its checksum is never given out."""
-    blobs, whose, size, unpack, crc32 = [], [], dim * FLOATS.itemsize, session.decode_vector, zlib.crc32
-    for number, identity, sequence, checksum, blob in rows:
-        vector = unpack(blob)
-        try:  # `template_checksum`, in place: this is done for every template of a gallery
-            sound = crc32(vector, crc32(b"templates %d %d %d " % (number, identity, sequence))) == checksum
-        except TypeError:
-            sound = False
-        if not sound or len(vector) != size:
-            raise damage_error(f"template {number} fails its checksum")
-        if (name := names.get(identity)) is None:
-            raise damage_error(f"template {number} is nobody's")
-        blobs.append(vector)
-        whose.append(name)
-    vectors = np.frombuffer(b"".join(blobs), FLOATS).reshape(-1, dim).astype(np.float32)
-    length = np.einsum("nd,nd->n", vectors, vectors)
-    wrong = np.flatnonzero(~(np.abs(length - 1) <= 2 * UNIT))  # written so that NaN is wrong too
-    if len(wrong):
-        raise damage_error(f"template {rows[wrong[0]][0]} is not of unit length")
-    numbers = np.fromiter((row[0] for row in rows), np.int64, len(rows))
-    checksums = np.fromiter((row[3] for row in rows), np.int64, len(rows))
-    return Templates(numbers, tuple(whose), vectors, checksums)
+    columns = list(zip(*rows, strict=True)) or [()] * 5
+    return _decode_columns(session, dim, columns, tuple(map(names.get, columns[1])))
+
+
+def _check_owners(columns: Sequence[tuple]) -> Sequence[str]:
+    """The names in columns of `OWNED_TEMPLATES`."""
+    numbers, identities, names = columns[0], columns[1], columns[5]
+    if None in names:
+        raise damage_error(f"template {numbers[names.index(None)]} is nobody's")
+    return _check_identity_columns(identities, *columns[5:])
+
+
+def _check_templates(
+    session: Transaction,
+    dim: int,
+    numbers: Sequence[int],
+    identities: Sequence[int],
+    sequences: Sequence[int],
+    checksums: Sequence[int],
+    blobs: Sequence[Any],
+) -> Sequence[bytes]:
+    """The vectors in columns of `TEMPLATE_COLUMNS`, if all rows are as they were written."""
+    vectors = session.decode_vectors(blobs, dim)
+    try:
+        sound = template_checksums(numbers, identities, sequences, vectors) == list(checksums)
+        sound = sound and {*map(len, vectors)} <= {dim * FLOATS.itemsize}
+    except (struct.error, TypeError):
+        sound = False
+    if not sound and len(numbers) > 1:
+        check_each(partial(_check_templates, session, dim), numbers, identities, sequences, checksums, blobs)
+    if not sound:
+        raise damage_error(f"template {numbers[0]} fails its checksum")
+    return vectors
+
+
+def _decode_columns(session: Transaction, dim: int, columns: Sequence[tuple], names: Sequence[str | None]) -> Templates:
+    """Columns of `TEMPLATE_COLUMNS`, and whose they are, as arrays."""
+    vectors = np.frombuffer(bytearray().join(_check_templates(session, dim, *columns)), FLOATS).reshape(-1, dim)
+    numbers, _, _, checksums, _ = columns
+    if None in names:
+        raise damage_error(f"template {numbers[names.index(None)]} is nobody's")
+    off = np.abs(np.einsum("nd,nd->n", vectors, vectors) - 1)
+    if not off.max(initial=0) <= 2 * UNIT:  # written so that NaN is wrong too
+        raise damage_error(f"template {numbers[np.flatnonzero(~(off <= 2 * UNIT))[0]]} is not of unit length")
+    as_ints = np.array([numbers, checksums], np.int64)
+    whose = cast(tuple[str, ...], tuple(names))
+    return Templates(as_ints[0], whose, vectors.astype(np.float32, copy=False), as_ints[1])
 
 
 def find_damage(session: Transaction, dim: int) -> list[str]:
@@ -479,37 +584,48 @@ def find_damage(session: Transaction, dim: int) -> list[str]:
     state = _listed(found, lambda: read_state(session))
     _listed(found, lambda: read_fixed_metadata(session))
     known: dict[int, IdentityRow] = {}
-    owned: dict[int, RowSum] = {}
     total = RowSum()
-    for row in session.execute(f"SELECT {IDENTITY_COLUMNS} FROM identities i"):
-        owner = _listed(found, lambda row=row: IdentityRow.from_row(row))
-        if owner is not None:
-            known[owner.id] = owner
-        total.add(row[4] if isinstance(row[4], int) else 0)
+    for part in session.stream(f"SELECT {IDENTITY_COLUMNS} FROM identities i", BATCH):
+        rows = _sound_rows(found, part, check_identities)
+        known |= {row[0]: IdentityRow(*row[:4]) for row in rows}
+        total.add(sum(row[4] for row in part if isinstance(row[4], int)), len(part))
     if state is not None:
         _listed(found, lambda: total.compare(state.identities, state.identity_sum, "identities"))
     names, total = {number: row.name for number, row in known.items()}, RowSum()
-    late = 0
-    for part in session.stream(f"SELECT {TEMPLATE_COLUMNS} FROM templates t ORDER BY t.number", 8192):
-        for row in part:
-            if _listed(found, lambda row=row: decode_templates(session, [row], dim, names)) is None:
-                continue
-            owned.setdefault(row[1], RowSum()).add(row[3])
-            total.add(row[3])
-            late += state is not None and not (0 < row[0] < state.next_number and row[2] <= state.sequence)
+    late, counts, sums = 0, dict.fromkeys(known, 0), dict.fromkeys(known, 0)
+    for part in session.stream(f"SELECT {TEMPLATE_COLUMNS} FROM templates t ORDER BY t.number", BATCH):
+        for number, owner, sequence, checksum, _ in _sound_rows(
+            found, part, lambda rows: decode_templates(session, rows, dim, names)
+        ):
+            counts[owner] += 1
+            sums[owner] += checksum
+            late += state is not None and not (0 < number < state.next_number and sequence <= state.sequence)
+    total.add(sum(sums.values()), sum(counts.values()))
     if late:
         found.append(f"{late} templates come from changes that were never made: restore a snapshot")
     if state is not None:
         _listed(found, lambda: total.compare(state.templates, state.template_sum, "templates"))
     for owner in known.values():
-        here = owned.get(owner.id, RowSum())
-        what = f"templates of identity {owner.id}"
-        _listed(found, lambda h=here, o=owner, w=what: h.compare(o.templates, o.template_sum, w))
+        here = RowSum(counts[owner.id], sums[owner.id])
+        if here != RowSum(owner.templates, owner.template_sum):
+            with list_damage(found):
+                here.compare(owner.templates, owner.template_sum, f"templates of identity {owner.id}")
         if not here.rows and not owner.templates:
             found.append(f"identity {owner.id} has no template: restore a snapshot")
     if state is not None:
         _find_damaged_history(session, state, found)
     return found
+
+
+def _sound_rows(found: list[str], rows: Sequence[tuple], check: Callable[[Sequence[tuple]], object]) -> Sequence[tuple]:
+    """The rows that pass a check, tried as a whole first; what is wrong with the others is listed."""
+    try:
+        check(rows)
+        return rows
+    except GalleryUnavailable:
+        raise
+    except GalleryError:
+        return [row for row in rows if _listed(found, lambda row=row: check([row])) is not None]
 
 
 def _find_damaged_history(session: Transaction, state: RevisionState, found: list[str]) -> None:

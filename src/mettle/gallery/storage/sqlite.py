@@ -56,11 +56,11 @@ def open_connection(path: Path, mode: str, extra: str = "") -> sqlite3.Connectio
         connection.execute("PRAGMA trusted_schema = OFF")  # a file from elsewhere runs no code of its own
         connection.execute("PRAGMA cell_size_check = ON")
         connection.execute("PRAGMA foreign_keys = ON")
-        kinds = [row[0] for row in connection.execute("SELECT type FROM sqlite_master")]
-        if "trigger" in kinds or "view" in kinds:
+        made = connection.execute("SELECT type, sql FROM sqlite_master").fetchall()
+        if any(kind in ("trigger", "view") for kind, _ in made):
             raise GalleryError(f"{path} holds triggers or views, which no gallery has: do not trust it")
-        tables = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
-        if {row[0] for row in tables} != set(SQLITE_TABLES) or len(tables) != len(SQLITE_TABLES):
+        tables = [sql for _, sql in made if sql is not None]
+        if set(tables) != set(SQLITE_TABLES) or len(tables) != len(SQLITE_TABLES):
             raise GalleryError(f"{path} does not have the tables of a gallery: it is damaged, restore a snapshot")
         return connection
     except BaseException:
@@ -191,24 +191,34 @@ def describe_error(error: sqlite3.Error) -> str:
     return f"{_PASSING.get(code, 'the disk failed')} ({error})"
 
 
-@contextmanager
-def translate_errors(path: Path) -> Iterator[None]:
+class translate_errors:
     """Say what the disk did in our words."""
-    try:
-        yield
-    except sqlite3.Error as error:
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Nothing is done before."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Raise the error in our words, where it is one of the disk."""
+        if error is not None and (told := _translate_error(error, self._path)) is not None:
+            raise told from error
+
+
+def _translate_error(error: BaseException, path: Path) -> GalleryError | None:
+    if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _PASSING:
-            raise GalleryUnavailable(
-                f"{path}: {describe_error(error)}; nothing was changed, try again later"
-            ) from error
+            return GalleryUnavailable(f"{path}: {describe_error(error)}; nothing was changed, try again later")
         if code in _DAMAGED or isinstance(error, sqlite3.DatabaseError):
-            raise GalleryError(f"{path} is damaged ({error}): restore a snapshot") from error
-        raise GalleryError(f"{path} cannot be used ({error}): open it again") from error
-    except UnicodeDecodeError as error:  # text of SQLite's that repeats damaged bytes of the file
-        raise GalleryError(f"{path} is damaged (it holds text that is not UTF-8): restore a snapshot") from error
-    except OSError as error:
-        raise GalleryUnavailable(f"{path}: {error.strerror or error}; nothing was changed, try again later") from error
+            return GalleryError(f"{path} is damaged ({error}): restore a snapshot")
+        return GalleryError(f"{path} cannot be used ({error}): open it again")
+    if isinstance(error, UnicodeDecodeError):  # text of SQLite's that repeats damaged bytes of the file
+        return GalleryError(f"{path} is damaged (it holds text that is not UTF-8): restore a snapshot")
+    if isinstance(error, OSError):
+        return GalleryUnavailable(f"{path}: {error.strerror or error}; nothing was changed, try again later")
+    return None
 
 
 class FolderLock:
@@ -286,9 +296,9 @@ class SqliteTransaction:
         """A vector as this database takes it."""
         return row.tobytes()
 
-    def decode_vector(self, blob: bytes) -> bytes:
-        """A vector as this database gives it."""
-        return blob if isinstance(blob, bytes) else b""
+    def decode_vectors(self, blobs: Sequence[bytes], dim: int) -> Sequence[bytes]:
+        """Vectors as this database gives them: as they are."""
+        return blobs
 
 
 class SqliteStorage(SqlStorage):
@@ -397,7 +407,8 @@ class SqliteStorage(SqlStorage):
         return found[:FINDINGS]
 
     def forget_pages(self) -> None:
-        """Close the connections that read: each keeps pages."""
+        """Close the connections that read, each of which keeps pages, and forget the names that were checked."""
+        super().forget_pages()
         with suppress(IndexError):
             while True:
                 self._idle.pop().close()
@@ -426,6 +437,18 @@ class SqliteStorage(SqlStorage):
         with self._read_transaction() as session:
             return work(session)
 
+    def _run_statement(self, work: Callable[[Transaction], Result]) -> Result:
+        self._for_reading()
+        with translate_errors(self.path):
+            connection, keep = self._borrow_connection()
+            try:
+                result = work(SqliteTransaction(connection))
+            except BaseException:
+                connection.close()
+                raise
+            self._return_connection(connection, keep)
+            return result
+
     @contextmanager
     def _read_transaction(self) -> Iterator[SqliteTransaction]:
         self._for_reading()
@@ -438,19 +461,23 @@ class SqliteStorage(SqlStorage):
             except BaseException:
                 connection.close()
                 raise
-            if self._closed or not keep:
-                connection.close()
-            else:
-                self._idle.append(connection)
+            self._return_connection(connection, keep)
 
     def _borrow_connection(self) -> tuple[sqlite3.Connection, bool]:
         """A connection to read by, and whether it may be used again: an immutable one misses what others write."""
-        with suppress(IndexError):
+        try:
             return self._idle.pop(), True
-        mode, extra = reading_mode(self.path)
+        except IndexError:
+            mode, extra = reading_mode(self.path)
         connection = open_connection(self.path, mode, extra)
         connection.execute("PRAGMA query_only = ON")
         return connection, not extra
+
+    def _return_connection(self, connection: sqlite3.Connection, keep: bool) -> None:
+        if self._closed or not keep:
+            connection.close()
+        else:
+            self._idle.append(connection)
 
     def _run_write(self, work: Callable[[Transaction], Receipt], *, named: bool = False) -> Receipt:
         with self._mutex, translate_errors(self.path):

@@ -3,7 +3,37 @@
 const BASE = new URL("../api/", import.meta.url);
 const TYPES = { f4: Float32Array, f8: Float64Array, u4: Uint32Array };
 
+/**
+ * What is known of a run: facts of the service and, where a list or a map asks for them, arrays over its test samples.
+ * @typedef {object} RunFacts
+ * @property {string} key changes with the run
+ * @property {string} name
+ * @property {string} title
+ * @property {string} data two runs with the same were tested on the same samples
+ * @property {string} kind "image" or "row"
+ * @property {number} samples
+ * @property {number} dimension
+ * @property {string[]} labels
+ * @property {{name: string, names: string[]}[]} columns
+ * @property {string[]} quartiles of difficulty
+ * @property {string[]} warnings
+ * @property {{title: string}} scenario
+ * @property {{name: string, text: string, interval: string, meaning: string, has_interval: boolean}[]} numbers
+ *
+ * @typedef {Record<string, any>} PointArrays `x`, `y`, `label`, `difficulty`, `quartile`, `column.0`, ... by sample
+ * @typedef {{name: string, points: [number, number][]}} Curve
+ * @typedef {{title: string, caption: string, share: boolean, lines: Curve[]}} Panel
+ * @typedef {{index: number, facts: RunFacts, points: PointArrays, panels: Panel[], how: string, final: boolean,
+ *   waits?: boolean, counts?: any}} View
+ */
+
 export class Refused extends Error {}
+
+/** The reason of an error that the service gave; any other error is thrown on. @param {unknown} error */
+export function reason(error) {
+  if (!(error instanceof Refused)) throw error;
+  return error.message;
+}
 
 /** @typedef {Iterable<[string, any]> | null} Query pairs of a name and a value */
 
@@ -50,6 +80,6 @@ export async function arrays(path, query) {
   return { ...header, arrays: found };
 }
 
-/** @param {{index: number, facts: {key: string}}} view @param {number} sample */
+/** @param {View} view @param {number} sample */
 export const picture = (view, sample) =>
   address(`runs/${view.index}/picture/${sample}`, [["v", view.facts.key]]).href;

@@ -1,6 +1,6 @@
 // The page: opens runs, keeps what is chosen, and hands it to the parts.
 
-import { arrays, ask, picture, Refused } from "./api.js";
+import { arrays, ask, picture, reason } from "./api.js";
 import { choices, coloured, dark, usual } from "./color_scales.js";
 import { byId, el, signed, whole } from "./dom.js";
 import { Filters } from "./filters.js";
@@ -11,18 +11,31 @@ import { Lists } from "./pair_lists.js";
 import { Threshold } from "./threshold_panel.js";
 import { showTraining } from "./training_panel.js";
 
-const views = []; // by run: {index, facts, points, how, final, panels, counts}
+/** @typedef {import("./api.js").View} View */
+/** @typedef {"a" | "b"} Key of the first run or the second */
+/** @typedef {{map: PointMap, view: View, box: any, card: any, name: any}} Frame a map, and what is around it */
+
+/** @type {View[]} */
+const views = []; // by run
+/** @type {Record<Key, Frame | null>} */
 const maps = { a: null, b: null };
 const filters = new Filters(() => filtered());
 const lists = new Lists(filters);
 const threshold = new Threshold(filters);
-let [first, second] = [null, null];
+/** @type {View | null} */
+let first = null;
+/** @type {View | null} */
+let second = null;
 
 async function start() {
+  /** @type {{runs: {name: string, title: string}[], may: import("./identify_panel.js").May | null}} */
   const { runs, may } = await ask("runs");
   const chosen = new URLSearchParams(location.search);
-  const known = (key, other) =>
-    /^\d+$/.test(chosen.get(key) ?? "") && runs[chosen.get(key)] ? chosen.get(key) : other;
+  /** @param {Key} key @param {string} other */
+  const known = (key, other) => {
+    const asked = chosen.get(key) ?? "";
+    return /^\d+$/.test(asked) && runs[Number(asked)] ? asked : other;
+  };
   const named = runs.map((run, k) => el("option", { value: k, text: run.name, title: run.title }));
   byId("run-a").replaceChildren(...named);
   byId("run-b").replaceChildren(
@@ -42,7 +55,13 @@ async function start() {
   await open();
 }
 
-const eachMap = (action) => Object.values(maps).filter(Boolean).forEach(action);
+/** @param {(map: PointMap) => void} action */
+function eachMap(action) {
+  for (const shownIn of Object.values(maps)) if (shownIn) action(shownIn.map);
+}
+
+// The runs that are shown.
+const shownRuns = () => [first, second].filter((run) => run !== null);
 
 async function open() {
   const [a, b] = [byId("run-a").value, byId("run-b").value];
@@ -59,22 +78,20 @@ async function open() {
       filters.build(own.facts);
       colours(own.facts);
     }
-    summary();
+    summary(own);
     frames();
     filtered();
-    threshold.show(first, second);
-    showTraining([first, second].filter(Boolean));
+    threshold.show(own, other);
+    showTraining(shownRuns());
     say("");
-    for (const each of [first, second]) if (each && !each.final) settle(each);
+    for (const each of shownRuns()) if (!each.final) settle(each);
   } catch (error) {
-    if (!(error instanceof Refused)) {
-      say("The page could not be drawn.");
-      throw error;
-    }
-    say(error.message);
+    say("The page could not be drawn.");
+    say(reason(error));
   }
 }
 
+/** @param {number} index */
 async function view(index) {
   if (!views[index]) {
     const facts = await ask(`runs/${index}`);
@@ -88,6 +105,7 @@ async function view(index) {
 }
 
 // Neighbourhoods take a while to lay out the first time; until then the two main directions are shown.
+/** @param {View} each */
 async function settle(each) {
   each.final = true; // asked for once
   each.waits = true;
@@ -97,62 +115,69 @@ async function settle(each) {
   if (each === first || each === second) frames();
 }
 
+/** @param {string} text */
 function say(text) {
   byId("status").textContent = text;
   byId("status").hidden = text === "";
   document.body.classList.toggle("ready", text === "");
 }
 
-function summary() {
-  const { facts } = first;
+/** @param {View} own */
+function summary(own) {
+  const { facts } = own;
   document.title = `${facts.name} · mettle workbench`;
   byId("title").textContent = second ? `${facts.name} and ${second.facts.name}` : facts.name;
   byId("about").textContent = second
     ? `${facts.title}; ${second.facts.title}.`
     : `${facts.title}. ${whole(facts.samples)} test samples of ${whole(facts.labels.length)} classes, ` +
       `embedded in ${facts.dimension} dimensions; numbers are of ${facts.scenario.title}.`;
-  const warnings = [first, second]
-    .filter(Boolean)
+  const warnings = shownRuns()
     .flatMap((v) => v.facts.warnings.map((text) => (second ? `${v.facts.name}: ${text}` : text)));
   byId("warnings").replaceChildren(...warnings.map((text) => el("li", { text })));
   byId("warnings").hidden = !warnings.length;
-  if (second) showComparison(first, second);
-  else showNumbers(first);
+  if (second) showComparison(own, second);
+  else showNumbers(own);
 }
 
+/** @param {import("./api.js").RunFacts} facts */
 function colours(facts) {
   byId("colour").replaceChildren(...choices(facts).map(({ key, text }) => el("option", { value: key, text })));
   byId("colour").value = usual(facts);
 }
 
-const alike = () => second && second.facts.data === first.facts.data;
+const alike = () => second !== null && second.facts.data === first?.facts.data;
 
 // One canvas a run, made anew only when the runs change.
 function frames() {
-  const shown = { a: first, b: second };
-  for (const key of ["a", "b"]) {
-    if (!shown[key]) {
-      maps[key]?.frame_.remove();
-      maps[key] = null;
-    } else {
-      maps[key] ??= frame(key);
-      maps[key].view_ = shown[key];
-      maps[key].name_.replaceChildren(el("span", { class: `swatch ${key}` }), shown[key].facts.name);
-      maps[key].name_.hidden = !second;
-      maps[key].setPoints(shown[key].points.x, shown[key].points.y, shown[key].points.label);
-    }
-  }
+  showFrame("a", first);
+  showFrame("b", second);
   byId("maps").classList.toggle("both", Boolean(second));
+  /** @type {Record<string, string>} */
   const way = {
     "t-SNE": "what is alike lies together (t-SNE); distances across the map mean little",
     PCA: "the two directions in which embeddings differ most (PCA)",
   };
-  const waits = first.waits || second?.waits ? " Neighbourhoods are being laid out …" : "";
-  byId("map-note").textContent = `Every point is a test sample: ${way[first.how]}.${waits}`;
+  const waits = first?.waits || second?.waits ? " Neighbourhoods are being laid out …" : "";
+  byId("map-note").textContent = `Every point is a test sample: ${first ? way[first.how] : ""}.${waits}`;
   paint();
 }
 
-function frame(key) {
+/** @param {Key} key @param {View | null} shown */
+function showFrame(key, shown) {
+  if (shown === null) {
+    maps[key]?.box.remove();
+    maps[key] = null;
+    return;
+  }
+  const { map, name } = (maps[key] ??= frame(key, shown));
+  maps[key].view = shown;
+  name.replaceChildren(el("span", { class: `swatch ${key}` }), shown.facts.name);
+  name.hidden = !second;
+  map.setPoints(shown.points.x, shown.points.y, shown.points.label);
+}
+
+/** @param {Key} key @param {View} shown @returns {Frame} */
+function frame(key, shown) {
   const canvas = el("canvas", {
     id: `canvas-${key}`,
     tabindex: 0,
@@ -168,23 +193,26 @@ function frame(key) {
   const map = new PointMap(canvas, {
     point: (i, how) => {
       hover(key, i, how);
-      if (alike()) {
-        const other = maps[key === "a" ? "b" : "a"];
-        other.point(i, false);
-        other.card_.hidden = true;
+      const other = maps[key === "a" ? "b" : "a"];
+      if (alike() && other) {
+        other.map.point(i, false);
+        other.card.hidden = true;
       }
     },
     moved: () => move(key),
     enter: (i) => {
-      if (key === "a" || alike()) filters.choose(first.points.label[i]);
+      if (first && (key === "a" || alike())) filters.choose(first.points.label[i]);
     },
     clear: () => filters.clear(),
   });
-  return Object.assign(map, { frame_: box, card_: card, name_: name });
+  return { map, view: shown, box, card, name };
 }
 
+/** @param {Key} key @param {number} i @param {string} how */
 function hover(key, i, how) {
-  const { card_: card, view_: own } = maps[key];
+  const shownIn = maps[key];
+  if (shownIn === null) return;
+  const { card, view: own } = shownIn;
   card.hidden = i < 0;
   if (i < 0) return;
   const { facts, points } = own;
@@ -217,33 +245,37 @@ function hover(key, i, how) {
 }
 
 // Beside the point, inside the map.
+/** @param {Key} key */
 function move(key) {
-  const map = maps[key];
-  if (map.card_.hidden || map.current < 0) return;
+  const shownIn = maps[key];
+  if (shownIn === null || shownIn.card.hidden || shownIn.map.current < 0) return;
+  const { map, card } = shownIn;
   const [x, y] = map.pixel(map.current);
   const docked = map.width < 560; // no room beside the point: at the end of the map that is further from it
-  map.card_.classList.toggle("docked", docked);
-  const { offsetWidth: w, offsetHeight: h } = map.card_;
+  card.classList.toggle("docked", docked);
+  const { offsetWidth: w, offsetHeight: h } = card;
   if (docked) {
-    map.card_.style.left = "";
-    map.card_.style.top = `${map.canvas.offsetTop + (y > map.height / 2 ? 6 : map.height - h - 6)}px`;
+    card.style.left = "";
+    card.style.top = `${map.canvas.offsetTop + (y > map.height / 2 ? 6 : map.height - h - 6)}px`;
     return;
   }
   const left = x + 18 + w <= map.width ? x + 18 : x - 18 - w;
-  map.card_.style.left = `${Math.max(6, Math.min(map.width - w - 6, left))}px`;
-  map.card_.style.top = `${map.canvas.offsetTop + Math.max(6, Math.min(map.height - h - 6, y - h / 2))}px`;
+  card.style.left = `${Math.max(6, Math.min(map.width - w - 6, left))}px`;
+  card.style.top = `${map.canvas.offsetTop + Math.max(6, Math.min(map.height - h - 6, y - h / 2))}px`;
 }
 
 function paint() {
   const key = byId("colour").value;
-  for (const map of Object.values(maps).filter(Boolean)) {
-    const own = map.view_ === first || alike() ? key : "class";
-    const { palette, code, legend, note } = coloured(map.view_.facts, map.view_.points, own);
-    map.setColours(palette, code);
-    if (map.view_ === first) showLegend(legend, note);
+  for (const shownIn of Object.values(maps)) {
+    if (shownIn === null) continue;
+    const own = shownIn.view === first || alike() ? key : "class";
+    const { palette, code, legend, note } = coloured(shownIn.view.facts, shownIn.view.points, own);
+    shownIn.map.setColours(palette, code);
+    if (shownIn.view === first) showLegend(legend, note);
   }
 }
 
+/** @param {{colour?: string, ramp?: string[], text: string, last?: string}[]} legend @param {string} note */
 function showLegend(legend, note) {
   byId("legend").replaceChildren(
     ...legend.map(({ colour, ramp, text, last }) => {
@@ -262,7 +294,7 @@ function showLegend(legend, note) {
         );
       }
       const dot = el("span", { class: "dot", "aria-hidden": "true" });
-      dot.style.background = colour;
+      dot.style.background = colour ?? "";
       return el("li", null, dot, el("span", { text }));
     }),
   );
@@ -270,18 +302,22 @@ function showLegend(legend, note) {
 }
 
 function filtered() {
+  if (first === null) return;
   const passes = filters.passes(first.points);
   filters.say(
     passes.reduce((a, b) => a + b, 0),
     passes.length,
   );
-  maps.a.setPasses(passes);
-  maps.b?.setPasses(alike() ? filters.passes(second.points) : new Uint8Array(second.points.x.length).fill(1));
+  maps.a?.map.setPasses(passes);
+  if (second) {
+    const { points } = second;
+    maps.b?.map.setPasses(alike() ? filters.passes(points) : new Uint8Array(points.x.length).fill(1));
+  }
   lists.show(first);
   threshold.look();
 }
 
 start().catch((error) => {
-  say(error instanceof Refused ? error.message : "The page could not be drawn.");
-  if (!(error instanceof Refused)) throw error;
+  say("The page could not be drawn.");
+  say(reason(error));
 });

@@ -1,48 +1,77 @@
 // The map: positions lie in [-1, 1], the view is a centre and a zoom; paint.js draws it.
 
 import { Cells } from "./spatial_grid.js";
-import { paint } from "./scatter_renderer.js";
+import { flat, paint } from "./scatter_renderer.js";
 
 const REACH = 22; // pixels around the pointer
+/** @type {Record<string, [number, number]>} */
 const STEP = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
+/**
+ * What the page does when a point becomes the current one, is entered or left, and when the view moves.
+ * @typedef {object} Heard
+ * @property {(i: number, how: string) => void} point
+ * @property {(i: number) => void} enter
+ * @property {() => void} clear
+ * @property {() => void} [moved]
+ */
+
 export class PointMap {
-  // heard: {point(i), enter(i), clear()} — what the page does when a point becomes the current one.
+  /** @param {HTMLCanvasElement} canvas @param {Heard} heard */
   constructor(canvas, heard) {
     /** @type {Cells | null} */
     this.cells = null;
     this.canvas = canvas;
-    this.context = canvas.getContext("2d");
+    this.context = flat(canvas);
     this.heard = heard;
-    this.x = this.y = new Float32Array();
+    this.width = this.height = this.dragged = 0;
+    this.dots = 1;
+    this.waiting = false;
+    /** @type {ArrayLike<number>} */
+    this.x = new Float32Array();
+    /** @type {ArrayLike<number>} */
+    this.y = this.x;
+    /** @type {ArrayLike<number>} */
+    this.label = this.x;
+    /** @type {ArrayLike<number>} */
+    this.code = this.x;
+    /** @type {string[]} */
+    this.palette = [];
+    this.passes = new Uint8Array();
     this.view = { x: 0, y: 0, zoom: 1 };
     this.current = -1;
+    /** @type {Map<number, [number, number]>} */
     this.fingers = new Map();
+    /** @type {Map<string, HTMLCanvasElement>} */
     this.sprites = new Map();
     new ResizeObserver(() => this.resized()).observe(canvas);
     this.listen();
   }
 
   // Positions and labels; the view stays where it is.
+  /** @param {ArrayLike<number>} x @param {ArrayLike<number>} y @param {ArrayLike<number>} label */
   setPoints(x, y, label) {
     Object.assign(this, { x, y, label, cells: new Cells(x, y) });
-    if (!this.passes || this.passes.length !== x.length) this.passes = new Uint8Array(x.length).fill(1);
+    if (this.passes.length !== x.length) this.passes = new Uint8Array(x.length).fill(1);
     if (this.current >= x.length) this.current = -1;
     this.draw();
   }
 
+  /** @param {string[]} palette @param {ArrayLike<number>} code */
   setColours(palette, code) {
     Object.assign(this, { palette, code });
     this.sprites.clear();
     this.draw();
   }
 
+  /** @param {Uint8Array} passes */
   setPasses(passes) {
     this.passes = passes;
     if (this.current >= 0 && !passes[this.current]) this.point(-1);
     this.draw();
   }
 
+  /** @param {number} i @param {boolean} tell @param {string} how */
   point(i, tell = true, how = "pointer") {
     if (i === this.current) return;
     this.current = i;
@@ -55,6 +84,7 @@ export class PointMap {
     this.draw();
   }
 
+  /** @param {number} factor @param {number} px @param {number} py */
   zoom(factor, px = this.width / 2, py = this.height / 2) {
     const [x, y] = this.place(px, py);
     const zoom = Math.max(0.5, Math.min(200, this.view.zoom * factor));
@@ -71,11 +101,13 @@ export class PointMap {
   }
 
   // Where a point is on the canvas, and back.
+  /** @param {number} i @returns {[number, number]} */
   pixel(i) {
     const s = this.scale;
     return [(this.x[i] - this.view.x) * s + this.width / 2, (this.y[i] - this.view.y) * s + this.height / 2];
   }
 
+  /** @param {number} px @param {number} py @returns {[number, number]} */
   place(px, py) {
     return [(px - this.width / 2) / this.scale + this.view.x, (py - this.height / 2) / this.scale + this.view.y];
   }
@@ -101,6 +133,7 @@ export class PointMap {
   }
 
   listen() {
+    /** @param {string} name @param {(event: any) => void} action @param {AddEventListenerOptions} [options] */
     const on = (name, action, options) => this.canvas.addEventListener(name, action, options);
     on("pointerdown", (event) => this.pressed(event));
     on("pointermove", (event) => this.moved(event));
@@ -124,12 +157,14 @@ export class PointMap {
     on("blur", () => this.point(-1));
   }
 
+  /** @param {PointerEvent} event */
   pressed(event) {
     this.canvas.setPointerCapture?.(event.pointerId);
     this.fingers.set(event.pointerId, [event.offsetX, event.offsetY]);
     this.dragged = 0;
   }
 
+  /** @param {PointerEvent} event */
   moved(event) {
     const before = this.fingers.get(event.pointerId);
     if (!before) {
@@ -138,7 +173,7 @@ export class PointMap {
     }
     const [dx, dy] = [event.offsetX - before[0], event.offsetY - before[1]];
     if (this.fingers.size === 2) {
-      const other = [...this.fingers].find(([id]) => id !== event.pointerId)[1];
+      const other = [...this.fingers].find(([id]) => id !== event.pointerId)?.[1] ?? before;
       const was = Math.hypot(before[0] - other[0], before[1] - other[1]);
       const is = Math.hypot(event.offsetX - other[0], event.offsetY - other[1]);
       if (was > 0) this.zoom(is / was, other[0], other[1]);
@@ -152,18 +187,21 @@ export class PointMap {
     this.fingers.set(event.pointerId, [event.offsetX, event.offsetY]);
   }
 
+  /** @param {PointerEvent} event */
   released(event) {
     const tap = this.fingers.has(event.pointerId) && this.dragged < 6 && event.type === "pointerup";
     this.fingers.delete(event.pointerId);
     if (tap) this.point(this.under(event.offsetX, event.offsetY));
   }
 
+  /** @param {number} px @param {number} py */
   under(px, py) {
     if (!this.cells) return -1;
     const [x, y] = this.place(px, py);
     return this.cells.nearest(x, y, REACH / Math.max(this.scale, 1e-9), this.passes);
   }
 
+  /** @param {KeyboardEvent} event */
   typed(event) {
     const step = STEP[event.key];
     if (step && event.shiftKey) {
@@ -183,6 +221,7 @@ export class PointMap {
     event.preventDefault();
   }
 
+  /** @returns {[number, number]} */
   focusPoint() {
     return this.current >= 0 ? this.pixel(this.current) : [this.width / 2, this.height / 2];
   }
@@ -202,6 +241,7 @@ export class PointMap {
   }
 
   // On to the nearest point in a direction: straight ahead counts for more than sideways.
+  /** @param {[number, number]} direction */
   walk([dx, dy]) {
     if (this.current < 0) {
       this.point(this.middle(), true, "keyboard");

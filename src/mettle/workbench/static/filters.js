@@ -4,9 +4,22 @@ import { byId, el, later, plural, whole } from "./dom.js";
 
 const OFFERED = 2000; // names that the class field suggests
 
+/** @typedef {import("./api.js").RunFacts} RunFacts */
+
 export class Filters {
+  /** @param {() => void} changed what the page does then */
   constructor(changed) {
     this.changed = changed;
+    /** @type {string[]} */
+    this.labels = [];
+    /** @type {string[]} */
+    this.lower = [];
+    /** @type {Map<string, number>} */
+    this.codes = new Map();
+    /** @type {HTMLSelectElement[]} */
+    this.columns = [];
+    this.text = el("input");
+    this.quartile = el("select");
     this.clear = this.clear.bind(this);
     byId("filter-clear").addEventListener("click", () => {
       this.clear();
@@ -15,8 +28,9 @@ export class Filters {
     this.typed = later(250, () => this.changed());
   }
 
+  /** @param {RunFacts} facts */
   build(facts) {
-    this.facts = facts;
+    this.labels = facts.labels;
     this.lower = facts.labels.map((name) => name.toLowerCase());
     this.codes = new Map(facts.labels.map((name, code) => [name, code]));
     const names = el("datalist", { id: "classes" });
@@ -45,6 +59,7 @@ export class Filters {
     );
   }
 
+  /** @param {string} id @param {string[]} names */
   select(id, names) {
     const any = el("option", { value: "", text: "any" });
     const options = names.map((name, code) => el("option", { value: code, text: name || "(empty)" }));
@@ -62,8 +77,9 @@ export class Filters {
     return this.text.value.trim() !== "" || this.quartile.value !== "" || this.columns.some((s) => s.value !== "");
   }
 
+  /** @param {number} label */
   choose(label) {
-    this.text.value = this.facts.labels[label];
+    this.text.value = this.labels[label];
     this.changed();
   }
 
@@ -76,6 +92,7 @@ export class Filters {
 
   // For the service.
   query() {
+    /** @type {[string, any][]} */
     const found = [];
     if (this.label !== undefined) found.push(["label", this.label]);
     else if (this.part) found.push(["text", this.part]);
@@ -87,9 +104,11 @@ export class Filters {
   }
 
   // For the map: one byte per sample.
+  /** @param {import("./api.js").PointArrays} points */
   passes(points) {
     const n = points.label.length;
     const keep = new Uint8Array(n).fill(1);
+    /** @param {ArrayLike<number>} codes @param {number} wanted */
     const only = (codes, wanted) => {
       for (let i = 0; i < n; i += 1) if (codes[i] !== wanted) keep[i] = 0;
     };
@@ -106,6 +125,7 @@ export class Filters {
     return keep;
   }
 
+  /** @param {number} kept @param {number} all */
   say(kept, all) {
     byId("filter-count").textContent = this.active
       ? `${whole(kept)} of ${plural(all, "sample", "samples")}`

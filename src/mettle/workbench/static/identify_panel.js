@@ -3,21 +3,35 @@
 import { picture, Refused, told } from "./api.js";
 import { byId, el, percent } from "./dom.js";
 
+/** @typedef {import("./api.js").View} View */
+/** @typedef {{identify: boolean, verify: boolean}} May which questions the key of this session has the scope for */
+/** @typedef {{identity: string, score: number | null, match: boolean}} Candidate */
+/** @typedef {{threshold: number | null, far?: number | null, per?: string | null, false_matches?: number | null,
+ *   false_accepts?: number | null}} Point a threshold, and what is known of it */
+/** @typedef {Point & {match: string | null, candidates: Candidate[]}} Identified */
+/** @typedef {Point & Candidate} Verified */
+
 // What is said of a probe that matches nobody.
+/** @param {Point} point */
 const refusal = ({ threshold }) => (threshold === null ? "Not calibrated" : "No match");
 
 export class Live {
-  // may: which questions the key of this session has the scope for; null where there is no service around the page.
+  /**
+   * @param {May | null} may null where there is no service around the page
+   * @param {() => View | null} view the run that is shown
+   */
   constructor(may, view) {
     byId("live").hidden = may === null;
+    this.may = may ?? { identify: false, verify: false };
+    this.view = view;
+    /** @type {File | null} */
+    this.picture = null;
     if (may === null) return;
-    this.may = may;
     if (!may.identify && !may.verify) {
       const text = "The key that signed in here may look but not ask: it needs the scope identify, or verify.";
       byId("live-body").replaceChildren(el("p", { class: "note", text }));
       return;
     }
-    this.view = view;
     this.file = el("input", {
       id: "live-file",
       type: "file",
@@ -57,6 +71,7 @@ export class Live {
       this.file,
     );
     this.listen();
+    /** @param {Event} event */
     const asked = (event) => {
       event.preventDefault();
       if (this.picture) this.send();
@@ -82,6 +97,7 @@ export class Live {
   }
 
   listen() {
+    /** @param {Event} event */
     const over = (event) => {
       event.preventDefault();
       this.zone.classList.add("over");
@@ -89,15 +105,16 @@ export class Live {
     this.zone.addEventListener("dragenter", over);
     this.zone.addEventListener("dragover", over);
     this.zone.addEventListener("dragleave", () => this.zone.classList.remove("over"));
-    this.zone.addEventListener("drop", (event) => {
+    this.zone.addEventListener("drop", (/** @type {DragEvent} */ event) => {
       event.preventDefault();
       this.zone.classList.remove("over");
-      this.take(event.dataTransfer.files[0]);
+      this.take(event.dataTransfer?.files[0]);
     });
     // A near miss must not leave the page.
     for (const name of ["dragover", "drop"]) window.addEventListener(name, (event) => event.preventDefault());
   }
 
+  /** @param {File | undefined} file */
   take(file) {
     if (!file) return;
     this.picture = file;
@@ -118,8 +135,7 @@ export class Live {
     this.answer.replaceChildren(el("p", { class: "note", text: "Asking …" }));
     this.answer.setAttribute("aria-busy", "true");
     try {
-      const found = await this.ask(claim);
-      this.answer.replaceChildren(...(claim ? this.verified(found) : this.identified(found)));
+      this.answer.replaceChildren(...(await this.ask(claim)));
     } catch (error) {
       const text = error instanceof Refused ? error.message : "The service cannot be reached.";
       this.answer.replaceChildren(el("p", { class: "verdict bad", text: "Not answered" }), el("p", { text }));
@@ -128,16 +144,18 @@ export class Live {
   }
 
   // The same route that programs use; the cookie of this session says who asks.
+  /** @param {string} claim */
   async ask(claim) {
     const body = new FormData();
-    body.append("image", this.picture);
+    if (this.picture) body.append("image", this.picture);
     if (claim) body.append("identity", claim);
     const url = new URL(`../../v1/${claim ? "verify" : "identify"}`, import.meta.url);
     const found = await told(await fetch(url, { method: "POST", body }));
     if (claim && found.score === null && this.may.identify) throw new Refused("nobody of that name is enrolled");
-    return found;
+    return claim ? this.verified(found) : this.identified(found);
   }
 
+  /** @param {Identified} found */
   identified(found) {
     const list = el(
       "ol",
@@ -152,6 +170,7 @@ export class Live {
     ];
   }
 
+  /** @param {Verified} found */
   verified(found) {
     const one = { identity: found.identity, score: found.score, match: found.match };
     return [
@@ -161,6 +180,7 @@ export class Live {
     ];
   }
 
+  /** @param {boolean} match @param {string} text */
   verdict(match, text) {
     return el(
       "p",
@@ -171,6 +191,7 @@ export class Live {
     );
   }
 
+  /** @param {Point} point */
   stands({ threshold, far, per, false_matches, false_accepts }) {
     if (threshold === null) {
       const text =
@@ -188,24 +209,25 @@ export class Live {
   }
 
   // A candidate with a bar for the score and a line at the threshold; a picture where this run has one of that name.
+  /** @param {Candidate} found @param {number | null} threshold */
   candidate({ identity, score, match }, threshold) {
     const view = this.view();
     const label = view?.facts.kind === "image" ? view.facts.labels.indexOf(identity) : -1;
-    const sample = label >= 0 && view.points ? view.points.label.indexOf(label) : -1;
+    const sample = label >= 0 && view?.points ? view.points.label.indexOf(label) : -1;
     const bar = el(
       "span",
       { class: "bar", "aria-hidden": "true" },
       el("span", { class: "fill" }),
       el("span", { class: "limit" }),
     );
-    const seen = typeof score === "number"; // a key that may only verify does not learn how near a miss was
+    const seen = score !== null && score !== undefined; // a key that may only verify does not learn how near a miss was
     bar.children[0].style.width = `${100 * Math.max(0, Math.min(1, seen ? score : 0))}%`;
     if (threshold === null) bar.children[1].remove();
     else bar.children[1].style.left = `${100 * Math.max(0, Math.min(1, threshold))}%`;
     return el(
       "li",
       { class: match ? "match" : "" },
-      sample >= 0
+      view && sample >= 0
         ? el("img", { class: "picture", src: picture(view, sample), alt: "", width: 40, height: 40 })
         : null,
       el("span", { class: "who", text: identity }),

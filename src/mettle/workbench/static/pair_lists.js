@@ -1,6 +1,6 @@
 // Pairs of pictures with their score, and the three lists of what is hard.
 
-import { ask, picture, Refused } from "./api.js";
+import { ask, picture, reason } from "./api.js";
 import { byId, el, newest, percent, plural } from "./dom.js";
 
 const FIRST = 6; // pairs shown before one asks for more
@@ -27,7 +27,14 @@ const LISTS = [
   },
 ];
 
+/** @typedef {import("./api.js").View} View */
+/** @typedef {{first: number, second: number, score: number, suspicion?: number}} Pair samples */
+/** @typedef {{pairs: Pair[], looked: number, total?: number}} Found `looked` is a share of all pairs */
+/** @typedef {{kind: string, none: string, items: any, note: any, more: any, box: any, count: number,
+ *   turn: (asked: Promise<Found>) => Promise<Found | undefined>}} Part one list on the page */
+
 // One sample: its picture, or a tile where there is none, and what it is called.
+/** @param {View} view @param {number} sample */
 function side(view, sample) {
   const { facts, points } = view;
   const label = facts.labels[points.label[sample]];
@@ -52,6 +59,7 @@ function side(view, sample) {
   );
 }
 
+/** @param {View} view @param {Pair} pair */
 export function pairItem(view, pair) {
   const extra =
     pair.suspicion === undefined
@@ -71,12 +79,16 @@ export function pairItem(view, pair) {
 }
 
 export class Lists {
+  /** @param {import("./filters.js").Filters} filters */
   constructor(filters) {
     this.filters = filters;
+    /** @type {View | null} */
+    this.view = null;
     this.parts = LISTS.map((list) => {
       const items = el("ul", { class: "pair-list" });
       const note = el("p", { class: "note", role: "status" });
       const more = el("button", { type: "button", class: "quiet more", text: "Show more", hidden: true });
+      /** @type {Part} */
       const part = { ...list, items, note, more, count: FIRST, turn: newest(), box: null };
       more.addEventListener("click", () => {
         part.count = Math.min(MOST, part.count * 2);
@@ -96,6 +108,7 @@ export class Lists {
     byId("lists").replaceChildren(...this.parts.map((part) => part.box));
   }
 
+  /** @param {View} view */
   show(view) {
     this.view = view;
     byId("pairs-note").textContent =
@@ -107,10 +120,13 @@ export class Lists {
     }
   }
 
+  /** @param {Part} part */
   async fetch(part) {
     const view = this.view;
+    if (view === null) return;
     part.box.setAttribute("aria-busy", "true");
     try {
+      /** @type {[string, any][]} */
       const query = [["count", part.count], ...this.filters.query()];
       const found = await part.turn(ask(`runs/${view.index}/pairs/${part.kind}`, query));
       if (!found || view !== this.view) return;
@@ -118,14 +134,14 @@ export class Lists {
       part.note.textContent = this.said(part, found);
       part.more.hidden = found.pairs.length < part.count || part.count >= MOST;
     } catch (error) {
-      if (!(error instanceof Refused)) throw error;
+      part.note.textContent = reason(error);
       part.items.replaceChildren();
-      part.note.textContent = error.message;
       part.more.hidden = true;
     }
     part.box.removeAttribute("aria-busy");
   }
 
+  /** @param {Part} part @param {Found} found */
   said(part, found) {
     if (!found.pairs.length) return part.none;
     if (found.total !== undefined) {

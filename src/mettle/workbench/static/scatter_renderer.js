@@ -2,14 +2,25 @@
 
 const MANY = 20000; // points from which on squares are drawn instead of discs
 
+/** @typedef {import("./embedding_map.js").PointMap} PointMap */
+
+/** The context of a canvas, which every browser has. @param {HTMLCanvasElement} canvas */
+export function flat(canvas) {
+  const context = canvas.getContext("2d");
+  if (context === null) throw new Error("this browser draws no canvas");
+  return context;
+}
+
+/** @param {PointMap} map */
 function radius(map) {
   const base = Math.max(1.1, Math.min(3.4, 190 / Math.sqrt(map.x.length + 1)));
   return Math.min(7, base * map.view.zoom ** 0.35) * map.dots;
 }
 
+/** @param {PointMap} map */
 export function paint(map) {
   const { context: c, x, dots } = map;
-  if (!map.code || !map.width) return;
+  if (!map.code.length || !map.width) return;
   const style = getComputedStyle(map.canvas);
   const faint = style.getPropertyValue("--faint").trim();
   const ink = style.getPropertyValue("--ink").trim();
@@ -23,6 +34,14 @@ export function paint(map) {
   if (map.current >= 0) emphasise(map, ink);
 }
 
+/**
+ * @param {PointMap} map
+ * @param {number} s pixels a unit
+ * @param {number} ox where the origin lies
+ * @param {number} oy
+ * @param {number} r
+ * @param {string} faint colour of what does not pass
+ */
 function discs(map, s, ox, oy, r, faint) {
   const { context: c, x, y } = map;
   const [right, bottom] = [map.canvas.width + r, map.canvas.height + r];
@@ -41,6 +60,14 @@ function discs(map, s, ox, oy, r, faint) {
 }
 
 // Straight into the pixels: tens of thousands of points take milliseconds.
+/**
+ * @param {PointMap} map
+ * @param {number} s pixels a unit
+ * @param {number} ox where the origin lies
+ * @param {number} oy
+ * @param {number} r
+ * @param {string} faint colour of what does not pass
+ */
 function squares(map, s, ox, oy, r, faint) {
   const { context: c, x, y } = map;
   const { width, height } = map.canvas;
@@ -63,13 +90,15 @@ function squares(map, s, ox, oy, r, faint) {
 }
 
 // A colour as the bytes of a pixel; a context spells any colour as #rrggbb.
+/** @param {PointMap} map @param {string} colour */
 function packed(map, colour) {
   map.context.fillStyle = colour;
-  const n = parseInt(map.context.fillStyle.slice(1), 16);
+  const n = parseInt(String(map.context.fillStyle).slice(1), 16);
   return (0xff000000 | ((n & 0xff) << 16) | (n & 0xff00) | (n >> 16)) >>> 0;
 }
 
 // The current point ringed, its class mates outlined.
+/** @param {PointMap} map @param {string} ink */
 function emphasise(map, ink) {
   const { context: c, dots } = map;
   const own = map.label[map.current];
@@ -94,6 +123,7 @@ function emphasise(map, ink) {
   c.stroke();
 }
 
+/** @param {PointMap} map @param {string} colour @param {number} r */
 function sprite(map, colour, r) {
   const key = `${colour} ${r}`;
   let made = map.sprites.get(key);
@@ -101,7 +131,7 @@ function sprite(map, colour, r) {
     if (map.sprites.size > 200) map.sprites.clear();
     const size = Math.ceil(2 * r) + 2;
     made = Object.assign(document.createElement("canvas"), { width: size, height: size });
-    const c = made.getContext("2d");
+    const c = flat(made);
     c.fillStyle = colour;
     c.globalAlpha = 0.85;
     c.beginPath();

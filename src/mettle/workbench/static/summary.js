@@ -1,12 +1,20 @@
 // The headline: numbers of one run with their intervals, or two runs with the interval of the difference.
 
-import { ask, Refused } from "./api.js";
+import { ask, reason } from "./api.js";
 import { byId, el, newest } from "./dom.js";
 
 const turn = newest();
 
+/** @typedef {import("./api.js").View} View */
+/**
+ * One number of both runs, and the interval of the difference.
+ * @typedef {{name: string, share: boolean, first: number, second: number, difference: number, low: number,
+ *   high: number, better: string}} Row
+ */
+
+/** @param {View} view */
 export function showNumbers(view) {
-  turn(null);
+  turn(Promise.resolve());
   const tiles = view.facts.numbers.map((n) =>
     el(
       "div",
@@ -20,17 +28,21 @@ export function showNumbers(view) {
   byId("numbers").replaceChildren(...(tiles.length ? [el("div", { class: "tiles" }, tiles), note] : []));
 }
 
-// What the ranges beside the numbers are, or why there are none.
+/**
+ * What the ranges beside the numbers are, or why there are none.
+ * @param {{has_interval: boolean}[]} numbers
+ */
 export function describeIntervals(numbers) {
   return numbers.some((n) => n.has_interval)
     ? "Ranges are 95 % intervals over resampled identities."
     : "There are no intervals: too few identities were tested to resample them.";
 }
 
+/** @param {View} first @param {View} second */
 export async function showComparison(first, second) {
   const box = byId("numbers");
   if (first.facts.data !== second.facts.data) {
-    turn(null);
+    turn(Promise.resolve());
     const both = `${first.facts.name} and ${second.facts.name}`;
     const text = `${both} were tested on different samples, so their numbers cannot be compared.`;
     box.replaceChildren(el("p", { class: "warnings", role: "status", text }));
@@ -41,8 +53,7 @@ export async function showComparison(first, second) {
     const found = await turn(ask(`compare/${first.index}/${second.index}`));
     if (found) box.replaceChildren(table(first, second, found.rows), told());
   } catch (error) {
-    if (!(error instanceof Refused)) throw error;
-    box.replaceChildren(el("p", { class: "warnings", role: "status", text: error.message }));
+    box.replaceChildren(el("p", { class: "warnings", role: "status", text: reason(error) }));
   }
 }
 
@@ -52,8 +63,10 @@ const told = () =>
     text: "First less second; identities are resampled alike for both runs, and an interval that leaves out 0 decides.",
   });
 
+/** @param {View} first @param {View} second */
 const heads = (first, second) => ["", first.facts.name, second.facts.name, "difference", "95 % interval", "better"];
 
+/** @param {View} first @param {View} second @param {Row[]} rows */
 function table(first, second, rows) {
   const cells = heads(first, second).map((text, k) =>
     el("th", { scope: "col" }, k === 1 || k === 2 ? el("span", { class: `swatch ${"ab"[k - 1]}` }) : null, text),
@@ -74,11 +87,14 @@ function table(first, second, rows) {
   );
 }
 
+/** @param {Row} row @param {View} first @param {View} second */
 function line(row, first, second) {
+  /** @param {number} v */
   const show = (v) => (row.share ? `${(100 * v).toFixed(2)} %` : v.toFixed(4));
+  /** @param {number} v */
   const signed = (v) =>
     `${v > 0 ? "+" : v < 0 ? "−" : ""}${row.share ? (100 * Math.abs(v)).toFixed(2) : Math.abs(v).toFixed(4)}`;
-  const winner = { first: first.facts.name, second: second.facts.name }[row.better];
+  const winner = row.better === "first" ? first.facts.name : row.better === "second" ? second.facts.name : "";
   const verdict = winner
     ? el("span", { class: "badge" }, el("span", { class: `swatch ${row.better === "first" ? "a" : "b"}` }), winner)
     : el("span", { class: "undecided", text: "undecided" });

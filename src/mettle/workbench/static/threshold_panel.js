@@ -1,6 +1,6 @@
 // ROC and DET, and a threshold that one can move: counts are whole numbers of the service, pictures the closest calls.
 
-import { arrays, ask, Refused } from "./api.js";
+import { arrays, ask, reason } from "./api.js";
 import { byId, el, later, newest, percent, svg, whole } from "./dom.js";
 import { pairItem } from "./pair_lists.js";
 import { Plot, rounded } from "./line_plot.js";
@@ -21,15 +21,35 @@ const SIDES = [
   },
 ];
 
+/** @typedef {import("./api.js").View} View */
+/** @typedef {{accepts: number, rejects: number}} Errors impostor pairs accepted, genuine ones rejected */
+/** @typedef {Errors & {threshold: number, name: string, title: string}} Mark */
+/** @typedef {{genuine: number, impostor: number, marks: Mark[], ticks: {rate: number, at: number}[],
+ *   arrays: Record<string, any>}} Counts of a run: `threshold`, `accepts`, `rejects`, and the points of its curves */
+/** @typedef {{kind: string, title: string, of: string, lede: string}} Side */
+
+/** @type {Counts} */
+const NONE = {
+  genuine: 0,
+  impostor: 0,
+  marks: [],
+  ticks: [],
+  arrays: { threshold: [0, 1], accepts: [0, 0], rejects: [0, 0], "at.x": [0, 0], "at.y": [0, 0] },
+};
+
 export class Threshold {
+  /** @param {import("./filters.js").Filters} filters */
   constructor(filters) {
     this.filters = filters;
+    /** @type {View | null} */
+    this.view = null;
+    this.data = NONE;
+    this.threshold = this.first = this.asked = 0;
+    this.bins = 1;
+    this.places = 3;
+    this.cut = svg("line");
     this.look = later(140, () => this.pictures());
     this.turn = newest();
-    this.build();
-  }
-
-  build() {
     this.roc = new Plot({ title: "ROC: true-accept rate over false-accept rate" });
     this.det = new Plot({ title: "DET: false-reject rate over false-accept rate" });
     this.strip = svg("svg", { class: "strip", "aria-hidden": "true", preserveAspectRatio: "none" });
@@ -50,6 +70,7 @@ export class Threshold {
       onchange: () => this.typed(),
     });
     this.marks = el("div", { class: "marks", role: "group", "aria-label": "Named thresholds" });
+    /** @type {Record<string, ReturnType<Threshold["side"]>>} */
     this.boxes = Object.fromEntries(SIDES.map((side) => [side.kind, this.side(side)]));
     this.body = el(
       "div",
@@ -88,6 +109,7 @@ export class Threshold {
     this.exact.setAttribute("aria-label", "Threshold, exactly");
   }
 
+  /** @param {Side} side */
   side({ kind, title, of, lede }) {
     const count = el("output", { id: kind, class: "count", for: "slider", "aria-live": "polite" });
     const rate = el("span", { class: "rate" });
@@ -104,6 +126,7 @@ export class Threshold {
     return { box, count, rate, items, note, of };
   }
 
+  /** @param {View} view @param {View | null} other */
   async show(view, other) {
     this.view = view;
     const mine = await this.turn(Promise.all([this.load(view), other ? this.load(other) : null]));
@@ -120,14 +143,13 @@ export class Threshold {
       `${upper(view.facts.scenario.title)}: ${whole(own.genuine)} genuine and ${whole(own.impostor)} impostor pairs, ` +
       "every one counted. Counts are over all pairs; the pictures below follow the filters.";
     byId("threshold-body").replaceChildren(this.body);
-    const runs = [own, typeof second === "string" ? null : second].filter(Boolean);
-    this.curves(runs);
+    this.curves(second === null || typeof second === "string" ? [own] : [own, second]);
     this.draw();
     const t = own.arrays.threshold;
     this.slider.max = t.length - 1;
     this.places = Math.max(3, Math.round(-Math.log10(t[1] - t[0])));
     this.marks.replaceChildren(
-      ...own.marks.map((mark) =>
+      ...own.marks.map((/** @type {Mark} */ mark) =>
         el("button", {
           type: "button",
           class: "chip",
@@ -137,26 +159,27 @@ export class Threshold {
         }),
       ),
     );
-    const start = own.marks[0] ?? { threshold: t[Math.floor(t.length / 2)] };
-    this.at(start.threshold, own.marks.length ? start : null);
+    const start = own.marks.length ? own.marks[0] : null;
+    this.at(start === null ? t[Math.floor(t.length / 2)] : start.threshold, start);
   }
 
   // Counts of a run, or why there are none.
+  /** @param {View} view @returns {Promise<Counts | string>} */
   async load(view) {
     try {
       view.counts ??= await arrays(`runs/${view.index}/counts`);
       return view.counts;
     } catch (error) {
-      if (error instanceof Refused) return error.message;
-      throw error;
+      return reason(error);
     }
   }
 
+  /** @param {Counts[]} runs */
   curves(runs) {
     const lowest = Math.max(
       1e-7,
       Math.min(
-        ...runs.map((run) => run.arrays["curve.fmr"].filter((v) => v > 0).reduce((a, b) => Math.min(a, b), 1)),
+        ...runs.map((run) => run.arrays["curve.fmr"].filter((/** @type {number} */ v) => v > 0).reduce(least, 1)),
       ),
     );
     const first = Math.min(-1, Math.ceil(Math.log10(lowest)));
@@ -164,7 +187,6 @@ export class Threshold {
       at: first + k,
       text: percentOf(10 ** (first + k)),
     })).reverse();
-    const zip = (xs, ys, fx = (v) => v, fy = fx) => Array.from(xs, (x, k) => [fx(x), fy(ys[k])]);
     this.first = first;
     this.roc.set({
       x: { low: first, high: 0, ticks: decades, label: "false-accept rate" },
@@ -182,7 +204,8 @@ export class Threshold {
         .reverse(),
     });
     const ticks = runs[0].ticks;
-    const at = (rate) => ticks.find((tick) => tick.rate === rate).at;
+    /** @param {number} rate */
+    const at = (rate) => ticks.find((tick) => tick.rate === rate)?.at ?? NaN;
     const known = ticks.filter((tick) => tick.rate >= Math.min(lowest, 0.01) && tick.rate <= 0.95);
     const shown = known.map((tick) => ({ at: tick.at, text: percentOf(tick.rate) }));
     this.det.set({
@@ -210,6 +233,7 @@ export class Threshold {
     const { accepts, rejects } = this.data.arrays;
     const n = accepts.length;
     const bins = Math.min(120, n - 1);
+    /** @param {(low: number, high: number) => number} part */
     const shape = (part) => {
       const heights = Array.from({ length: bins }, (_, k) => {
         const [low, high] = [Math.floor((k * (n - 1)) / bins), Math.floor(((k + 1) * (n - 1)) / bins)];
@@ -244,10 +268,12 @@ export class Threshold {
       return;
     }
     const view = this.view;
+    if (view === null) return;
     const counts = await ask(`runs/${view.index}/at`, [["threshold", value]]);
     if (view === this.view) this.at(value, counts);
   }
 
+  /** @param {number} value */
   text(value) {
     return value.toFixed(
       this.places + (Math.abs(value * 10 ** this.places - Math.round(value * 10 ** this.places)) > 1e-6 ? 3 : 0),
@@ -255,6 +281,7 @@ export class Threshold {
   }
 
   // Everything that depends on the threshold; counts come with it, or are those of the nearest position.
+  /** @param {number} threshold @param {Errors | null} counts */
   at(threshold, counts) {
     const t = this.data.arrays.threshold;
     const step = (t[t.length - 1] - t[0]) / (t.length - 1);
@@ -281,6 +308,7 @@ export class Threshold {
     this.look();
   }
 
+  /** @param {string} kind @param {number} count @param {number} share @param {number} all */
   count(kind, count, share, all) {
     const box = this.boxes[kind];
     box.count.textContent = whole(count);
@@ -290,32 +318,46 @@ export class Threshold {
 
   async pictures() {
     const { view, threshold } = this;
-    if (!this.data) return;
-    const mine = (this.asked = (this.asked ?? 0) + 1);
+    if (view === null || this.data === NONE) return;
+    const mine = ++this.asked;
     for (const { kind } of SIDES) {
       const box = this.boxes[kind];
+      /** @type {[string, any][]} */
       const query = [["threshold", threshold], ["count", SHOWN], ...this.filters.query()];
       try {
         const found = await ask(`runs/${view.index}/pairs/${kind}`, query);
         if (mine !== this.asked) return; // asked anew meanwhile
         box.items.dataset.threshold = threshold;
-        box.items.replaceChildren(...found.pairs.map((pair) => pairItem(view, pair)));
+        box.items.replaceChildren(...found.pairs.map((/** @type {any} */ pair) => pairItem(view, pair)));
         box.note.textContent = found.pairs.length
           ? found.looked < 1
             ? `Found among ${percent(found.looked)} of the pairs.`
             : ""
           : "None.";
       } catch (error) {
-        if (!(error instanceof Refused)) throw error;
-        box.note.textContent = error.message;
+        box.note.textContent = reason(error);
       }
     }
   }
 }
 
+/** @param {number} a @param {number} b */
+const least = (a, b) => Math.min(a, b);
+
+/** @param {number} v */
+const same = (v) => v;
+
+// Points of a curve, each coordinate by its own scale.
+/** @typedef {(v: number) => number} Scale */
+/** @type {(xs: ArrayLike<number>, ys: ArrayLike<number>, fx?: Scale, fy?: Scale) => [number, number][]} */
+const zip = (xs, ys, fx = same, fy = fx) => Array.from(xs, (x, k) => [fx(x), fy(ys[k])]);
+
+/** @param {string} text */
 const upper = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+/** @param {number} v */
 const percentOf = (v) => `${Number((100 * v).toPrecision(4))} %`;
 
+/** @param {string} title @param {string} caption @param {Plot} plot */
 const figure = (title, caption, plot) =>
   el(
     "figure",

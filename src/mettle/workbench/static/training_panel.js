@@ -3,6 +3,9 @@
 import { byId, el } from "./dom.js";
 import { Plot, rounded } from "./line_plot.js";
 
+/** @typedef {import("./api.js").View} View */
+
+/** @param {View[]} runs */
 export function showTraining(runs) {
   const titles = [...new Set(runs.flatMap((run) => run.panels.map((panel) => panel.title)))];
   const boxes = titles.map((title) => panelBox(title, runs));
@@ -10,9 +13,11 @@ export function showTraining(runs) {
   byId("panels").replaceChildren(...(boxes.length ? boxes : [none]));
 }
 
+/** @param {string} title @param {View[]} runs */
 function panelBox(title, runs) {
   const found = runs.map((run) => run.panels.find((panel) => panel.title === title));
-  const panel = found.find(Boolean);
+  const panel = found.find((own) => own !== undefined);
+  if (panel === undefined) return null;
   const plot = new Plot({ title: `${title} over steps`, height: 210 });
   const lines = found.flatMap((own, k) =>
     (own?.lines ?? []).map((line, n) => ({
@@ -25,6 +30,7 @@ function panelBox(title, runs) {
   const all = lines.flatMap((line) => line.points);
   const steps = all.map(([step]) => step);
   const values = all.map(([, value]) => value);
+  /** @param {number} v */
   const text = (v) => (panel.share ? `${Number((100 * v).toPrecision(4))} %` : String(Number(v.toPrecision(4))));
   let [low, high] = [Math.min(...values, ...(panel.share ? [0] : [])), Math.max(...values)];
   if (low === high) [low, high] = [low - 0.5, high + 0.5];
