@@ -47,14 +47,14 @@ from mettle.model import (
 )
 from mettle.model.embedder import find_device
 from mettle.model.neck import Neck, Space, check_neck
+from mettle.pairs.distributed import RankGroup, join_ranks
 from mettle.train.callbacks import Callback, Progress
 from mettle.train.datamodule import load_run_samples, prepare_samples
 from mettle.train.factory import describe_object
-from mettle.train.from_recipe import GivenObjects, build_model, evenly_spaced, train
+from mettle.train.from_recipe import RESUME, GivenObjects, build_model, evenly_spaced, train
 from mettle.train.methods.base import takes_after
 from mettle.train.methods.supervised import check_spaces
 from mettle.train.optim import SCHEDULES, TORCH_SCHEDULES
-from mettle.train.ranks.session import current_ranks, join_ranks
 from mettle.train.recipe import parse_recipe
 from mettle.train.recipe_files import ADOPTED
 from mettle.train.run_folder import RunFolder, create_run, open_run_folder, save_artifact, software_versions
@@ -213,7 +213,7 @@ def adopt(
     return Run(run, True, (*why, *_describe_inputs(run)), embedder)
 
 
-@join_ranks()
+@join_ranks(remedy=RESUME)
 def fit(
     model: Any,
     data: Any,
@@ -303,7 +303,7 @@ def fit(
         the run; ``run.evaluate()`` and ``run.report()`` measure it.
     """
     notes: list[str] = []
-    quiet = quiet or not current_ranks().is_first
+    quiet = quiet or not RankGroup.current().is_first
 
     def say(note: str) -> None:
         notes.append(note)

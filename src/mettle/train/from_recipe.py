@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from mettle.data.dataset import Samples
 from mettle.data.duplicates import train_test_duplicates
 from mettle.data.loader import ForeignLoader, Loader
+from mettle.data.rank_share import RankShare
 from mettle.data.sampler import EpochBatchSampler, PKBatchSampler, ShuffledBatchSampler, UpsampledSampler
 from mettle.data.transforms import Augment, find_preset, to_input_tensor
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError, InputError, RecipeError, RunError
 from mettle.losses import PairwiseLoss
 from mettle.model import Embedder, EmbeddingModel, ModuleEmbedder
-from mettle.pairs.distributed import broadcast_tensors
+from mettle.pairs.distributed import ALONE, RankGroup, broadcast_tensors, join_ranks
 from mettle.train import checkpoint, step_graph
 from mettle.train.auto_settings import resolve_device
 from mettle.train.callbacks import (
@@ -43,7 +44,6 @@ from mettle.train.methods.similarity import Similarity
 from mettle.train.methods.supervised import Supervised, start_class_vectors
 from mettle.train.methods.two_encoder import SpuriousAttribute, TwoEncoder
 from mettle.train.optim import Schedule, build_shape
-from mettle.train.ranks.session import Ranks, join_ranks
 from mettle.train.recipe import Recipe, as_recipe
 from mettle.train.run_folder import (
     RunFolder,
@@ -64,7 +64,7 @@ from mettle.train.starting_weights import (
 from mettle.train.trainer import count_steps, run_loop
 
 POOL = 4096  # training rows that corrupted features are taken from
-ALONE = Ranks()
+RESUME = "The run continues from its last checkpoint with --resume (resume=True), on any number of ranks"
 CALIBRATION = 2048  # training samples that inputs are centered on
 
 
@@ -129,7 +129,7 @@ def train(
         given: objects that take the place of what the recipe describes.
     """
     recipe, folder = as_recipe(recipe), _as_folder(folder)
-    with join_ranks() as ranks:
+    with join_ranks(remedy=RESUME) as ranks:
         folder = Path(ranks.broadcast(str(folder)))
         notes: dict[str, Any] = {"on_note": on_note, "on_start": on_start} if ranks.is_first else {}
         options: dict[str, Any] = {"resume": resume, "cache": cache, "score": score, "tensorboard": tensorboard}
@@ -140,7 +140,7 @@ def train(
 def _train(
     recipe: Recipe,
     folder: Path,
-    ranks: Ranks,
+    ranks: RankGroup,
     given: GivenObjects,
     *,
     resume: bool,
@@ -230,7 +230,7 @@ def _train(
     return TrainResult(run, model, samples, done, None if old is None else start, notes, loss, tuples, chosen)
 
 
-def _check_ranks(recipe: Recipe, ranks: Ranks, given: GivenObjects) -> None:
+def _check_ranks(recipe: Recipe, ranks: RankGroup, given: GivenObjects) -> None:
     """Refuse what several ranks cannot do together."""
     if ranks.size == 1:
         return
@@ -249,7 +249,7 @@ def _build_selection(
     samples: Samples,
     score: Score | None,
     on_note: Callable[[str], None],
-    ranks: Ranks,
+    ranks: RankGroup,
 ) -> Selection | None:
     """What validates the run, where its recipe asks for that."""
     setup = recipe.train
@@ -316,7 +316,7 @@ def _fit_in_folder(
     callbacks: Sequence[Callback],
     selection: Selection | None = None,
     on_note: Callable[[str], None] = lambda note: None,
-    ranks: Ranks = ALONE,
+    ranks: RankGroup = ALONE,
 ) -> tuple[int, list[str], bool]:
     """The loop, from the newest checkpoint on: where it started, what was passed over, whether it reached its end."""
     setup, checkpoints = recipe.train, folder / "checkpoints"
@@ -360,7 +360,7 @@ def _train_identification_model(
     samples: Samples,
     callbacks: Sequence[Callback],
     on_note: Callable[[str], None],
-    ranks: Ranks,
+    ranks: RankGroup,
 ) -> tuple[np.ndarray, tuple[str, ...], bool]:
     """The first classifier of "just train twice", in a folder of its own, and the training samples it gets wrong."""
     steps = max(1, round(recipe.jtt.first * recipe.train.steps))
@@ -407,7 +407,7 @@ def build_method_and_loader(
     fetch: bool = True,
     allow_import: Sequence[str] = (),
     given: GivenObjects | None = None,
-    ranks: Ranks = ALONE,
+    ranks: RankGroup = ALONE,
 ) -> tuple[Method, Loader | ForeignLoader]:
     """The method and the loader of a recipe; everything random in them follows from its seed.
 
@@ -424,7 +424,7 @@ def build_method_and_loader(
         loader: Loader | ForeignLoader = replace(given.loader, device=device)
     else:
         loader = build_loader(recipe, samples, device, tuples, misclassified, given)
-        loader = replace(loader, share=ranks.share)
+        loader = replace(loader, share=RankShare(ranks.rank, ranks.size))
     share = _freeze_share(recipe, loader)
     return build_method(recipe, samples, device, fetch, allow_import, given, share), loader
 
