@@ -424,7 +424,7 @@ def build_method_and_loader(
         loader: Loader | ForeignLoader = replace(given.loader, device=device)
     else:
         loader = build_loader(recipe, samples, device, tuples, misclassified, given)
-        loader = replace(loader, share=RankShare(ranks.rank, ranks.size))
+        loader = replace(loader, share=RankShare(ranks.rank, ranks.size), keep_raw=recipe.batch.cached > 0)
     share = _freeze_share(recipe, loader)
     return build_method(recipe, samples, device, fetch, allow_import, given, share), loader
 
