@@ -242,6 +242,7 @@ def fit(
     ema: float | None = None,
     ema_start: float | None = None,
     distill: float | None = None,
+    shard_classes: bool = False,
     select: str | None = None,
     patience: int | None = None,
     callbacks: Sequence[Callback] = (),
@@ -291,6 +292,8 @@ def fit(
         ema: decay of a moving average of the weights, which is then what is kept.
         ema_start: share of training before that average begins, such as 0.5.
         distill: how much is learned from the similarities that the moving average gives, such as 1.0.
+        shard_classes: whether each process of torchrun holds the vectors of its own classes only, for a loss that is
+            named, such as ``{"kind": "ArcFace"}``.
         select: the metric by which the best step is kept, measured on validation identities: ``"tar@1e-3"``.
         patience: evaluations without improvement after which training ends.
         callbacks: further ones, see `mettle.train.Callback`.
@@ -338,6 +341,7 @@ def fit(
             "ema_start": ema_start or 0.0,
             "distill": distill or 0.0,
             "device": device,
+            "shard_classes": shard_classes,
             "select": select,
             "patience": patience,
             "freeze": freeze,

@@ -44,6 +44,7 @@ from mettle.train.methods.similarity import Similarity
 from mettle.train.methods.supervised import Supervised, start_class_vectors
 from mettle.train.methods.two_encoder import SpuriousAttribute, TwoEncoder
 from mettle.train.optim import Schedule, build_shape
+from mettle.train.ranks.class_rows import is_spread
 from mettle.train.recipe import Recipe, as_recipe
 from mettle.train.run_folder import (
     RunFolder,
@@ -223,8 +224,9 @@ def _train(
         chosen = None if selection is None else selection.restore_best(method)
         if recipe.train.lora is not None:
             merge_lora(model)
+        classes = _collect_classes(method, samples)
         if ranks.is_first:
-            _save_result(run, method, samples, chosen)
+            _save_result(run, method, samples, chosen, classes)
         ranks.wait()
     notes = (*passed, *told, *notes, *(() if chosen is None else (describe_selection(chosen),)))
     return TrainResult(run, model, samples, done, None if old is None else start, notes, loss, tuples, chosen)
@@ -238,6 +240,12 @@ def _check_ranks(recipe: Recipe, ranks: RankGroup, given: GivenObjects) -> None:
         raise InputError(
             f"a DataLoader draws its batches for one process, and here are {ranks.size} ranks: give its data set, so "
             "that batches are drawn for all ranks together"
+        )
+    held = getattr(given.loss, "class_range", None)
+    if held is not None and held.ranks != ranks.size:
+        raise InputError(
+            f"the loss holds the classes of {held.ranks} ranks, and here are {ranks.size}: name it, as in "
+            'loss={"kind": "ArcFace"}, with shard_classes=True, and it is made when the ranks have met'
         )
     if recipe.train.compile:
         raise RecipeError("train.compile does not go with several ranks: leave it out")
@@ -382,13 +390,26 @@ def _train_identification_model(
     return wrong, (*passed, describe_error_set(len(wrong), len(part), steps)), True
 
 
-def _save_result(run: RunFolder, method: Method, samples: Samples, selection: Mapping[str, Any] | None) -> None:
+def _collect_classes(method: Method, samples: Samples) -> tuple[Tensor, list[str]] | None:
+    """The class vectors of a run, where it has any, and the names of their classes; every rank has to take part."""
+    if not isinstance(method, Supervised) or method.classes is None or not hasattr(method.loss, "vectors"):
+        return None
+    names = [samples.label.names[code] for code in method.classes.tolist()]
+    loss = method.final_module("loss")  # that of somebody else, or a sum, tells no vectors
+    if not hasattr(loss, "vectors"):
+        return None
+    return loss.gather_rows(loss.vectors()) if is_spread(loss) else loss.vectors(), names
+
+
+def _save_result(
+    run: RunFolder,
+    method: Method,
+    samples: Samples,
+    selection: Mapping[str, Any] | None,
+    classes: tuple[Tensor, list[str]] | None,
+) -> None:
     """Write the artifact of a run that reached its end."""
-    classes = biased = None
-    if isinstance(method, Supervised) and method.classes is not None and hasattr(method.loss, "vectors"):
-        names = [samples.label.names[code] for code in method.classes.tolist()]
-        loss = method.final_module("loss")  # that of somebody else, or a sum, tells no vectors
-        classes = (loss.vectors(), names) if hasattr(loss, "vectors") else None
+    biased = None
     if isinstance(method, TwoEncoder) and method.biased is not None:
         biased = method.final_module("biased")
     columns = [one.to_json() for one in getattr(samples.inputs, "features", ())]
@@ -465,7 +486,9 @@ def build_method(
         precision = "bfloat16" if device.startswith("cuda") else "float32"
     classes = torch.from_numpy(np.unique(part.labels)).to(device)
     loss: Any = given.loss
-    if loss is None:
+    if loss is None and setup.shard_classes:
+        loss = recipe.build_sharded_loss(len(classes), model.dim)
+    elif loss is None:
         loss = recipe.build_loss(len(classes), model.dim, allow_import)
     if isinstance(loss, nn.Module):
         loss = loss.to(device, torch.float32) if device == "mps" else loss.to(device)  # which has no float64
