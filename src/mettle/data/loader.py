@@ -178,7 +178,7 @@ class Loader:
             pin_memory=self.device.startswith("cuda"),
             **options,
         )
-        ahead = 1 if self.keep_raw else AHEAD
+        ahead = 1 if self._keeps_bytes else AHEAD
         return self._check(_in_thread(loader, ahead) if self.workers == 0 and not self._is_serial else loader)
 
     def _copy_to_gpu(self) -> Tensor | None:
@@ -200,7 +200,7 @@ class Loader:
         return isinstance(self.transform, BatchTransform) or (self.workers == 0 and self._draws_per_item)
 
     def _finish_all(self, items: Iterator[_Read]) -> Generator["_BatchTensors", None, None]:
-        if self._is_serial or self.keep_raw:
+        if self._is_serial or self._keeps_bytes:
             return (self._finish(item) for item in items)
         if not self.device.startswith("cuda"):
             return _in_thread(self._finish(item) for item in items)
@@ -265,8 +265,9 @@ class Loader:
 
     def _finish(self, read: _Read) -> "_BatchTensors":
         """Inputs on the device, augmented."""
-        request = read[0]
-        inputs: Any = self._keep_bytes(read) if self._can_keep(read[1]) else self._make_inputs(read)
+        request, raw, _ = read
+        stays = self._keeps_bytes and raw.dtype == torch.uint8
+        inputs: Any = self._keep_bytes(read) if stays else self._make_inputs(read)
         positions = self._find_positions(request.batch_rows)
         columns = np.stack([self.samples.labels[positions], self.samples.ids[positions]])
         labels, ids = copy_to_device(torch.from_numpy(np.tile(columns, self.views)), self.device)
@@ -309,9 +310,10 @@ class Loader:
             return x
         return self.augment(x, ids, seed=self.seed, epoch=epoch, view=view, **how)
 
-    def _can_keep(self, raw: Tensor) -> bool:
-        """Whether a batch can stay bytes: each of its images becomes an input without the others."""
-        is_image = raw.dtype == torch.uint8 and raw.ndim == 4
+    @property
+    def _keeps_bytes(self) -> bool:
+        """Whether batches stay bytes: each image becomes an input without the others."""
+        is_image = self.samples.inputs.kind == "image"
         return self.keep_raw and is_image and not isinstance(self.transform, BatchTransform)
 
     def _keep_bytes(self, read: _Read) -> RawInputs:
