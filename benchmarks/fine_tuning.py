@@ -1,14 +1,15 @@
 """Fine-tuning on birds: species never seen, with the pretrained network as it is and after a shipped recipe.
 
-    python benchmarks/fine_tuning.py FOLDER WEIGHTS --choose      candidates, judged on 20 of the training species
+    python benchmarks/fine_tuning.py FOLDER WEIGHTS --choose      candidates, judged on twice 20 training species
     python benchmarks/fine_tuning.py FOLDER WEIGHTS --seeds 3     the recipe on all hundred, judged on the other hundred
 
 FOLDER holds cub200_96.npz (CUB-200-2011, crops of 96 pixels), WEIGHTS is a file of torchvision's MobileNetV2. The
 standard split: species 0 to 99 train, 100 to 199 test; Recall@1 of every test image among all others. Settings were
-chosen on species 80 to 99 after training on 0 to 79 (``--choose``); test species were not looked at for that. Every
-finished run is a line of ``--output``; what is there is not run again, so the command can be stopped at any time, or by
-``--seconds``, and goes on where it was. It runs where only torch, torchvision, NumPy and Pillow are installed
-(`stand_ins`): networks are trained and measured as `mettle train` does it, without a run folder.
+chosen on species 80 to 99 after training on the other eighty, and on 60 to 79 likewise (``--choose``); test species
+were not looked at for that. Every finished run is a line of ``--output``; what is there is not run again, so the
+command can be stopped at any time, or by ``--seconds``, and goes on where it was, and several of them with other
+``--candidates`` can share a GPU. It runs where only torch, torchvision, NumPy and Pillow are installed (`stand_ins`):
+networks are trained and measured as `mettle train` does it, without a run folder.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,26 +47,50 @@ from mettle.train.trainer import count_steps
 
 SIDE = 96
 RECIPE = "fine-tune"
+FROZEN = "frozen"  # the network as it is
+HELD_OUT = (80, 60)  # the first of twenty training species that settings are chosen on
+PAIRS = {"kind": "MultiSimilarity"}
+PROXIES = {"kind": "ProxyAnchor", "margin": 0.1, "alpha": 32.0}
+AVERAGE = {"train.ema": 0.99, "train.ema_start": 0.5}
+FEATURES = {"model.head": "none", "model.dim": 1280}
 CANDIDATES: dict[str, dict[str, Any]] = {
     "as shipped": {},
-    "crops of the larger part": {"batch.augment": "large"},
-    "half the rate": {"train.rate": 1.5e-4},
-    "twice the rate": {"train.rate": 6e-4},
-    "pairs": {"loss": {"kind": "MultiSimilarity"}, "train.loss_rate": 1.0},
-    "pairs, twice the rate": {"loss": {"kind": "MultiSimilarity"}, "train.loss_rate": 1.0, "train.rate": 6e-4},
-    "mean with the mirror image": {"model.flip": True},
+    "without the mirror image": {"model.flip": False},
+    "32 classes of 4": {"batch.classes": 32, "batch.samples": 4},
+    "average of the weights": AVERAGE,
+    "features instead of a head": FEATURES,
+    "features, average": FEATURES | AVERAGE,
+    "distillation of similarities": {"train.ema": 0.99, "train.ema_start": 0.25, "train.distill": 1.0},
+    "GeM": {"model.pool": "gem"},
+    "1024 dimensions": {"model.dim": 1024},
+    "two spaces": {
+        "model.neck": "batchnorm",
+        "loss": {"kind": "WeightedSum", "losses": [PAIRS, PROXIES], "spaces": ["before", "after"]},
+    },
+    "pairs": {"loss": PAIRS, "train.loss_rate": 1.0},
     "20 epochs": {"train.epochs": 20},
+    "60 epochs": {"train.epochs": 60},
+    "frozen for 2 epochs": {"train.freeze": "all", "train.freeze_epochs": 2},
+    "rate of the head in the backbone": {"train.backbone_rate": 1.0},
+    "a quarter of it": {"train.backbone_rate": 0.25},
+    "rates by layer": {"train.layer_decay": 0.9},
+    "class vectors faster": {"train.loss_rate": 100.0},
+    "more weight decay": {"train.weight_decay": 0.1},
+    "crops of the larger part": {"batch.augment": "large"},
+    "crops of small parts": {"batch.augment": "small"},
+    "mirrored only": {"batch.augment": "mirror"},
 }
 
 
-def load_birds(folder: Path, choosing: bool) -> Samples:
-    """All birds, or where settings are chosen those of the training species, with the split that is asked for."""
+def load_birds(folder: Path, held_out: int | None) -> Samples:
+    """All birds with the standard split, or those of the training species, with twenty from ``held_out`` on as test."""
     arrays = dict(np.load(folder / "cub200_96.npz"))
-    at = np.flatnonzero(arrays["split"] < 2) if choosing else np.arange(len(arrays["label"]))
-    split = np.where(arrays["split"][at] == (1 if choosing else 2), 2, 0).astype(np.int8)
+    label = arrays["label"].astype(int)
+    at = np.arange(len(label)) if held_out is None else np.flatnonzero(label < 100)
+    first, last = (100, 199) if held_out is None else (held_out, held_out + 19)
+    split = np.where((label[at] >= first) & (label[at] <= last), 2, 0).astype(np.int8)
     images = ImageArray(unpack_images(arrays).read(at))
-    samples = Samples.of(images, arrays["label"][at].astype(int), source_name="cub200_96")
-    return replace(samples, split=split)
+    return replace(Samples.of(images, label[at], source_name="cub200_96"), split=split)
 
 
 def build_recipe(weights: Path, samples: Samples, seed: int = 0, changes: Mapping[str, Any] | None = None) -> Recipe:
@@ -108,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("weights", type=Path)
-    parser.add_argument("--choose", action="store_true", help="judge candidates on species held out of training")
+    parser.add_argument("--choose", action="store_true", help="judge candidates on training species")
     parser.add_argument("--candidates", nargs="+", choices=list(CANDIDATES), help="only these")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", type=int)
@@ -117,27 +143,29 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("fine_tuning.jsonl"))
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other run after so long")
     options = parser.parse_args()
-    began, lines = time.perf_counter(), read_lines(options.output)
+    began = time.perf_counter()
     if MISSING.missing:
         print(f"without {', '.join(sorted(MISSING.missing))}", flush=True)
-    samples = load_birds(options.folder, options.choose)
 
     def add(line: dict[str, Any]) -> None:
-        lines.append(line | {"torch": torch.__version__})
         with options.output.open("a") as file:
-            file.write(json.dumps(lines[-1]) + "\n")
-        print(json.dumps(lines[-1]), flush=True)
+            file.write(json.dumps(line | {"torch": torch.__version__}) + "\n")
+        print(json.dumps(line), flush=True)
 
-    trial = {"choosing": options.choose, "epochs": options.epochs, "steps": options.steps}
-    frozen_key = {"choosing": options.choose, "candidate": "frozen"}
-    if not any(frozen_key.items() <= line.items() for line in lines):
-        recipe = build_recipe(options.weights, samples)
-        add({**frozen_key, "recall@1": recall(build_frozen_backbone(recipe, samples), samples)})
+    def is_there(key: Mapping[str, Any]) -> bool:
+        return any(key.items() <= line.items() for line in read_lines(options.output))
+
     names = options.candidates or (list(CANDIDATES) if options.choose else ["as shipped"])
-    for seed in range(options.seeds):
-        for name in names:
-            key = {**trial, "candidate": name, "seed": seed}
-            if any(key.items() <= line.items() for line in lines) or time.perf_counter() - began > options.seconds:
+    for held_out in HELD_OUT if options.choose else (None,):
+        samples = load_birds(options.folder, held_out)
+        frozen = {"held_out": held_out, "candidate": FROZEN}
+        if not is_there(frozen):
+            recipe = build_recipe(options.weights, samples)
+            add({**frozen, "recall@1": recall(build_frozen_backbone(recipe, samples), samples)})
+        for seed, name in product(range(options.seeds), names):
+            key = {"held_out": held_out, "epochs": options.epochs, "steps": options.steps, "candidate": name}
+            key |= {"seed": seed}
+            if is_there(key) or time.perf_counter() - began > options.seconds:
                 continue
             changes = CANDIDATES[name] | {"train.cuda_graph": options.cuda_graph}
             changes |= {} if options.epochs is None else {"train.epochs": options.epochs}
@@ -150,12 +178,13 @@ def main() -> None:
                 continue
             spent = {"took": steps, "seconds": round(time.perf_counter() - since, 1)}
             add({**key, "recall@1": recall(model, samples), **spent})
-    [frozen] = [line["recall@1"] for line in lines if frozen_key.items() <= line.items()][:1]
-    for name in names:
-        key = {**trial, "candidate": name}
-        own = [line["recall@1"] for line in lines if key.items() <= line.items()]
+    lines = read_lines(options.output)
+    lines = [line for line in lines if (line["held_out"] is not None) == options.choose]
+    lines = [line for line in lines if line["candidate"] == FROZEN or line["steps"] == options.steps]
+    for name in [FROZEN, *names]:
+        own = [line["recall@1"] for line in lines if line["candidate"] == name]
         if own:
-            print(f"{name}: {np.mean(own):.2f} (seeds {own}), {np.mean(own) - frozen:+.2f} of the frozen {frozen:.2f}")
+            print(f"{name}: {np.mean(own):.2f} {own}")
 
 
 if __name__ == "__main__":

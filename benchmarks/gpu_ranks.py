@@ -4,7 +4,8 @@
     python benchmarks/gpu_ranks.py OUT --rows 16384 --dim 256 --ranks 8
     TRITON_INTERPRET=1 python benchmarks/gpu_ranks.py OUT --rows 96 --dim 12     without a GPU: checks the numbers only
 
-Three steps of forward + backward from raw embeddings are timed in turn, CUDA events, medians of rounds:
+Three steps of forward + backward from raw embeddings are timed in turn, CUDA events, medians of rounds; beside them
+stands what torch's profiler counts of kernels and copies, for a host that is behind makes a GPU wait between them:
 
     whole      the batch with itself, as one process computes it: every pair is visited once in the forward pass
     rank       the rows of one rank against all columns; the statistics of the other ranks' rows are given
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from mettle.difficulty import Importance, Threshold
 from mettle.losses import InfoNCE, SupCon
@@ -120,6 +122,21 @@ def time_steps(steps: dict[str, Callable], rounds: int, count: int) -> dict[str,
     return {name: round(statistics.median(found), 4) for name, found in times.items()}
 
 
+def time_kernels(steps: dict[str, Callable], count: int = 10) -> dict[str, float]:
+    """Milliseconds that the GPU is busy in each kind of step."""
+    found = {}
+    for name, step in steps.items():
+        step()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            for _ in range(count):
+                step()
+            torch.cuda.synchronize()
+        busy = sum(event.self_device_time_total for event in profiler.key_averages())
+        found[name] = round(busy / 1000 / count, 4)
+    return found
+
+
 def measure(n: int, d: int, ranks: int, rounds: int) -> list[dict]:
     rows = []
     for kind, dtype in DTYPES.items():
@@ -136,6 +153,8 @@ def measure(n: int, d: int, ranks: int, rounds: int) -> list[dict]:
                 row |= time_steps(steps, rounds, 5)
                 row["share"] = round(row["rank"] / row["whole"], 3)
                 row["share of both ends"] = round(row["both ends"] / row["whole"], 3)
+                row["kernels"] = time_kernels(steps)
+                row["share of kernels"] = round(row["kernels"]["rank"] / row["kernels"]["whole"], 3)
             else:
                 for step in steps.values():
                     step()

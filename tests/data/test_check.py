@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mettle.data import read
-from mettle.data.check import Problem, check, drop_unreadable, load_readable
+from mettle.data.check import DataProblem, check, drop_unreadable, load_readable
 from mettle.data.dataset import Column, Samples
 from mettle.data.inputs import FeatureArray, ImageArray, ImageFiles, load_into_memory
 from mettle.errors import DataError, InputError
@@ -140,7 +140,7 @@ def test_d4_the_same_content_under_two_labels_is_an_error(tmp_path):
     files = [("a/1.png", one), ("a/2.png", two), ("b/1.png", one), ("b/3.png", three)]
     findings = check(on_disk(tmp_path, files))
     assert findings.errors == (
-        Problem(
+        DataProblem(
             "error",
             "conflict",
             "'a/1.png' and 'b/1.png' have the same content, under the labels 'a' and 'b'",

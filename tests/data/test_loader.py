@@ -10,6 +10,7 @@ import torch
 
 from mettle.data import Augment, Loader, Pairs, PKBatchSampler, Samples, ShuffledBatchSampler, UpsampledSampler
 from mettle.data.inputs import FeatureArray, ImageArray
+from mettle.data.rank_share import RankShare
 from mettle.data.transforms import as_array_transform
 from mettle.errors import DataError, InputError
 
@@ -47,6 +48,25 @@ def loader(workers=0, **options):
 
 def content(batches):
     return [(b.step, b.epoch, b.ids.tolist(), b.labels.tolist(), b.inputs.numpy().tobytes()) for b in batches]
+
+
+@pytest.mark.parametrize("augment", [Augment(), Augment(noise=0.1)])
+@pytest.mark.parametrize("how", ["samples", "views", "pairs", "ranks"])
+def test_items_that_live_on_the_device_give_the_same_batches(how, augment, monkeypatch):
+    samples = SAMPLES.take(np.arange(39, -1, -1))
+    pairs = Pairs.of(samples.ids, np.roll(samples.ids, 3), np.linspace(0, 1, 40))
+    options = {
+        "samples": {},
+        "views": {"views": 2},
+        "pairs": {"tuples": pairs},
+        "ranks": {"share": RankShare(1, 3)},
+    }[how]
+    sampler = ShuffledBatchSampler(40, 6, 1) if how == "pairs" else PKBatchSampler(samples.labels, 4, 2)
+    made = Loader(samples, sampler, augment, seed=3, **options)
+    wanted = content(made.batches(2, 90))
+    monkeypatch.setattr(Loader, "_fits_gpu", lambda self: True)
+    assert content(made.batches(2, 90)) == wanted
+    assert {len(b.inputs) for b in made.batches(0, 1)} == {{"samples": 8, "views": 16, "pairs": 12, "ranks": 3}[how]}
 
 
 @pytest.mark.parametrize("transform", [None, AllGenerators()])

@@ -12,6 +12,7 @@ from mettle.data.embeddings import read_embeddings
 from mettle.errors import DataError, InputError, MettleError
 from mettle.evaluate import probe
 from mettle.evaluate.audit import audit, sample_identities
+from mettle.report.caveats import rank_audit_caveats
 from processes import run_mettle
 
 PEOPLE, EACH, DIM = 24, 6, 12
@@ -219,7 +220,7 @@ class TestAudit:
         assert facts["groups"]["hand"]["worst"] is None  # fewer than 50 people
         assert [t["far"] for t in facts["thresholds"]] == [0.1, 0.01]
         assert "not measurable" in facts["missing"]["threshold for FAR 0.0001"]
-        assert any("TAR at FAR 0.0001 is not measurable" in text for text in found.warnings)
+        assert any("TAR at FAR 0.01\N{NO-BREAK SPACE}% is not measurable" in text for text in rank_audit_caveats(found))
         assert facts["scenarios"]["all"]["verification"]["tar"][-1]["tar"] is None
 
     def test_summary_is_json_without_nan(self, tmp_path):
@@ -230,13 +231,13 @@ class TestAudit:
     def test_collapse_is_said_first(self, tmp_path):
         x, y = vectors(noise=0.1)
         found = audit(make(tmp_path, x + 100, y))
-        assert found.warnings[0].startswith("Collapse: all vectors point almost the same way")
+        assert rank_audit_caveats(found).decisive[0].startswith("Collapse: all vectors point almost the same way")
         assert found.summary()["geometry"]["collapsed"]
 
     def test_a_training_split_is_pointed_out(self, tmp_path):
         x, y = vectors()
         found = audit(make(tmp_path, x, y, split=np.where(y < 12, "train", "test")))
-        assert "--where split=test" in " ".join(found.warnings)
+        assert "--where split=test" in " ".join(rank_audit_caveats(found).decisive)
 
     @pytest.mark.parametrize("codes", [("train", "test"), (0, 2)])
     def test_probes_need_the_same_labels_in_train_and_test(self, tmp_path, codes):
@@ -270,7 +271,7 @@ class TestAudit:
         ("several", "said"),
         [
             (5, "Only 5 identities with two samples, of 100 in all: too few for any interval, which needs 6"),
-            (12, "Only 12 identities with two samples, of 100 in all: intervals are rough"),
+            (12, "Only 12 identities with two samples, of 100 in all: intervals over identities are rough"),
             (40, None),
         ],
     )
@@ -278,14 +279,16 @@ class TestAudit:
         y = np.append(np.arange(100), np.arange(several))
         rng = np.random.default_rng(0)
         found = audit(rng.normal(size=(100, 8))[y] + 0.3 * rng.normal(size=(len(y), 8)), y)
-        told = [text for text in found.warnings if text.startswith("Only")]
+        told = [text for text in rank_audit_caveats(found) if text.startswith("Only")]
         assert (said is None and told == []) or told[0].startswith(said)
         assert (found.summary()["scenarios"]["all"]["verification"]["eer"]["interval"] is None) == (several < 6)
 
     def test_people_of_two_samples_each_are_just_so_many(self):
         y = np.repeat(np.arange(20), 2)
         found = audit(np.random.default_rng(0).normal(size=(20, 8))[y] + 0.01 * np.arange(40)[:, None], y)
-        assert "Only 20 identities: intervals are rough, and probably too short." in found.warnings
+        assert "Only 20 identities: intervals over identities are rough, and probably too short." in rank_audit_caveats(
+            found
+        )
 
     def test_sampling_is_of_whole_identities_and_said(self, tmp_path):
         x, y = vectors(noise=1.0)

@@ -20,6 +20,7 @@ from mettle.evaluate import (
     verification,
 )
 from mettle.evaluate.bootstrap import LEAST, TOO_FEW, bca_interval, bootstrap_weights
+from mettle.report.caveats import rank_audit_caveats
 
 WORDS = "no interval: too few subjects"
 
@@ -160,7 +161,7 @@ def test_an_audit_of_two_people_says_that_there_is_no_interval():
     found = audit(*crowd(2, each=20))
     facts = found.summary()
     assert stated(facts["scenarios"]) == [None] * len(stated(facts["scenarios"]))
-    assert any("too few for any interval" in text for text in found.warnings)
+    assert any("too few for any interval" in text for text in rank_audit_caveats(found).decisive)
     assert TOO_FEW == WORDS
 
 

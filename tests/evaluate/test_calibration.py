@@ -8,6 +8,7 @@ from scipy.stats import beta
 
 from mettle.errors import DataError, InputError
 from mettle.evaluate import NotMeasurable, calibrate, from_scores, verification
+from mettle.evaluate.calibration import count_allowed_errors, pairs_needed, threshold_above
 
 
 def people(seed, first=0, subjects=40, each=4, d=16, noise=0.8):
@@ -89,3 +90,19 @@ def test_a_threshold_that_is_no_number_is_refused():
         v.rates(float("nan"))
     assert v.rates(np.inf) == (0, 1)
     assert v.rates(-np.inf) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("far", "n"), [(0.1, 28), (0.1, 29), (0.1, 500), (0.01, 300), (0.001, 9000), (0.5, 7), (0.9, 3)]
+)
+def test_a_conservative_budget_is_the_largest_that_keeps_the_rate(far, n):
+    """Against trying every count: P(Beta(k + 1, n − k) ≤ far) ≥ 0.95."""
+    fits = [k for k in range(int(far * n + 1e-9) + 1) if beta.cdf(far, k + 1, n - k) >= 0.95]
+    assert count_allowed_errors(far, n, conservative=True) == max(fits, default=-1)
+    assert (n >= pairs_needed(far)) == bool(fits)
+
+
+def test_a_threshold_lies_just_above_a_score():
+    scores = np.array([0.1, 0.7, 0.5, 0.7], np.float32)
+    counts = [int((scores >= threshold_above(scores, k)).sum()) for k in range(4)]
+    assert counts == [0, 0, 2, 3]  # of two equal scores both are rejected

@@ -4,7 +4,6 @@ import time
 import tracemalloc
 from collections import Counter
 from fractions import Fraction
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from mettle.evaluate import (
     protocol,
 )
 from mettle.evaluate.diagnostics import leakage
-from mettle.evaluate.diagnostics.hard_pairs import TopPairs
 
 MB = 1 << 20
 
@@ -46,30 +44,6 @@ def axes(rng, n, dim=3):
 # The hardest pairs.
 
 
-def slow_hardest(x, y, kind, count, each):
-    """Every pair, sorted by score and then by position; at most so many of two labels."""
-    sign = 1 if kind == "impostor" else -1
-    pairs = [(i, j) for i, j in combinations(range(len(x)), 2) if (y[i] == y[j]) == (kind == "genuine")]
-    pairs.sort(key=lambda pair: (-sign * float(x[pair[0]] @ x[pair[1]]), *pair))
-    seen, found = Counter(), []
-    for i, j in pairs[: 64 * count]:
-        two = frozenset((y[i], y[j]))
-        seen[two] += 1
-        if seen[two] <= each:
-            found.append((i, j, float(x[i] @ x[j])))
-    return found[:count]
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 10**6), st.integers(4, 60), st.integers(2, 8), st.integers(1, 5), st.integers(1, 3))
-def test_hardest_pairs_among_many_equal_ones(seed, n, labels, count, each):
-    rng = np.random.default_rng(seed)
-    x, y = axes(rng, n), np.append(np.repeat([0, 1], 2), rng.integers(labels, size=n - 4))
-    for kind in ("genuine", "impostor"):
-        found = [(p.first, p.second, p.score) for p in hardest_pairs(x, y, kind, count=count, each=each)]
-        assert found == slow_hardest(x, y, kind, count, each)
-
-
 def test_hardest_pairs_of_a_collapse_take_little_memory():
     x, y = np.ones((3000, 16), np.float32), np.repeat(np.arange(1500), 2)
     found = []
@@ -78,19 +52,6 @@ def test_hardest_pairs_of_a_collapse_take_little_memory():
     y = np.repeat([0, 1], 1500)
     found = hardest_pairs(x, y, "genuine", count=3, each=3)
     assert [(p.first, p.second) for p in found] == [(0, 1), (0, 2), (0, 3)]
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(-2, 2)), max_size=60), st.integers(1, 9))
-def test_a_shortlist_holds_the_first_of_all_in_any_order(pairs, room):
-    pairs = list(dict.fromkeys((min(i, j), max(i, j), h) for i, j, h in pairs))
-    wanted = sorted(pairs, key=lambda p: (-p[2], p[0], p[1]))[:room]
-    for given_ in (pairs, pairs[::-1]):
-        best = TopPairs(room)
-        for part in (given_[:7], given_[7:]):
-            one, two, hard = np.array(part, float).reshape(-1, 3).T
-            best.add(two.astype(int), one.astype(int), hard)
-        found = zip(best.first.tolist(), best.second.tolist(), best.hardness.tolist(), strict=True)
-        assert list(found) == [(i, j, float(h)) for i, j, h in wanted]
 
 
 # Confusion.

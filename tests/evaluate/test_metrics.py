@@ -108,7 +108,7 @@ def test_the_order_of_rows_does_not_matter(metric):
 @EVERY
 def test_an_interval_holds_the_value_and_few_subjects_have_none(metric):
     result = measured(metric.result)
-    if not metric.resampled:
+    if not metric.resampling_unit:
         low, high = result.range(metric.key)
         assert low <= result.value(metric.key) <= high
         return

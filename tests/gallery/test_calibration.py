@@ -5,7 +5,7 @@ import pytest
 
 from mettle import Gallery
 from mettle.errors import GalleryError, InputError
-from mettle.gallery.calibration import _allowed_false_accepts
+from mettle.evaluate.calibration import count_allowed_errors
 from mettle.gallery.scoring import FUSION_RULES
 from mettle.gallery.thresholds import DecisionThreshold, false_accept_bound
 
@@ -102,16 +102,20 @@ def test_calibrated_thresholds_are_those_of_all_scores_of_templates_with_other_p
         entry, pairs = table["0.2"], len(people) * (len(people) - 1) // 2
         assert entry["impostors"] == pairs and entry["templates"] == pytest.approx(sum(counts) / len(counts))
         share = np.mean(np.asarray(scores) >= entry["threshold"])
-        assert share == pytest.approx(_allowed_false_accepts(0.2, pairs, pairs // 5) / pairs, abs=1.01 / len(scores))
+        assert share == pytest.approx(
+            count_allowed_errors(0.2, pairs, conservative=True) / pairs, abs=1.01 / len(scores)
+        )
 
 
 def test_what_may_be_allowed_keeps_the_rate_with_ninety_five_in_a_hundred():
     rng = np.random.default_rng(0)
     for pairs, far in ((200, 0.1), (5000, 0.01), (300, 0.02)):
-        allowed = _allowed_false_accepts(far, pairs, int(far * pairs))
+        allowed = count_allowed_errors(far, pairs, conservative=True)
         draws = np.sort(rng.random((4000, pairs)), axis=1)[:, -1 - allowed]  # scores of strangers are uniform here
         assert np.mean(1 - draws <= far) == pytest.approx(0.95, abs=0.05) and np.mean(1 - draws <= far) > 0.94
-    assert _allowed_false_accepts(0.01, 100, 1) == -1, "a hundred pairs say nothing about one in a hundred"
+    assert count_allowed_errors(0.01, 100, conservative=True) == -1, (
+        "a hundred pairs say nothing about one in a hundred"
+    )
 
 
 def test_more_templates_than_at_calibration_are_counted():

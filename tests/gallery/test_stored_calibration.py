@@ -19,12 +19,11 @@ from test_sqlite import copied, log_bytes, log_path
 from command_line import mettle, refused
 from mettle import Gallery
 from mettle.errors import GalleryError, InputError
+from mettle.evaluate.calibration import count_allowed_errors, pairs_needed
 from mettle.gallery.calibration import (
     GalleryCalibration,
-    _allowed_false_accepts,
     count_pairs,
     lowest_rate,
-    pairs_needed,
     people_needed,
 )
 from mettle.gallery.storage.postgres import PostgresStorage
@@ -409,8 +408,8 @@ def test_a_line_cut_while_it_is_kept_or_forgotten_is_survived(postgres, folder, 
 def test_a_rate_is_measured_from_so_many_people_on(far, people):
     pairs = pairs_needed(far)
     assert (
-        _allowed_false_accepts(far, pairs, int(far * pairs)) == 0
-        and _allowed_false_accepts(far, pairs - 1, int(far * pairs)) == -1
+        count_allowed_errors(far, pairs, conservative=True) == 0
+        and count_allowed_errors(far, pairs - 1, conservative=True) == -1
     )
     assert lowest_rate(pairs) <= far < lowest_rate(pairs - 1)
     assert people_needed(far) == people

@@ -226,7 +226,7 @@ def test_items_that_live_on_the_gpu_give_the_same_batches(monkeypatch):
     for share in (0.0, 0.1):
         monkeypatch.setattr(loading, "RESIDENT_SHARE", share)
         made = loading.Loader(samples, PKBatchSampler(samples.labels, 4, 2), Augment(flip=0.5), device="cuda", views=2)
-        assert (made._copy_to_gpu() is None) == (share == 0)
+        assert made._fits_gpu() == (share > 0)
         batches[share] = list(made.batches(0, 5))
     for a, b in zip(batches[0.0], batches[0.1], strict=True):
         assert torch.equal(a.inputs, b.inputs) and torch.equal(a.labels, b.labels) and torch.equal(a.ids, b.ids)

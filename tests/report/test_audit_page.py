@@ -12,6 +12,7 @@ from mettle.data.embeddings import read_embeddings
 from mettle.errors import RunError
 from mettle.evaluate.audit import audit
 from mettle.report.audit_page import write_audit
+from mettle.report.caveats import rank_audit_caveats
 
 
 class Reader(HTMLParser):
@@ -91,6 +92,7 @@ def test_every_section_is_there(made):
 def test_page_and_json_show_what_was_measured(made):
     found, page = made
     facts = json.loads((page.parent / "audit.json").read_text(encoding="utf-8"))
+    assert facts.pop("warnings") == list(rank_audit_caveats(found))
     assert facts == json.loads(json.dumps(found.summary()))
     text = page.read_text(encoding="utf-8")
     for way in found.ways.values():

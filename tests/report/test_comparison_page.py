@@ -1,5 +1,6 @@
 import copy
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from mettle.report.comparison_page import (
     recipe_differences,
     scenario_table,
 )
+from mettle.report.headline import question_tiles
 from mettle.train import open_run_folder
 
 
@@ -35,7 +37,8 @@ def altered(made, tmp_path):
 def with_eer(value, low, high):
     metrics = {
         "data": {"fingerprint": "x"},
-        "scenarios": {"all": {"verification": {"eer": {"value": value}}}},
+        "question": {"name": "verification"},
+        "scenarios": {"all": {"verification": {"eer": {"value": value}}, "retrieval": {"metrics": {}}}},
     }
     metrics["scenarios"]["all"]["verification"]["eer"]["interval"] = low and {"low": low, "high": high}
     return metrics
@@ -123,6 +126,43 @@ def test_best_of_each_column(made):
     assert best["MAP@R"] == [False, False]  # equal: nobody is best
     for spot in found["ranges"]:
         assert 0 <= spot["left"] <= spot["dot"] <= spot["right"] <= 100
+
+
+def test_tables_begin_with_the_numbers_of_the_question(closed, ranked, made, other, tmp_path):
+    """The same numbers in the same order as the page of a single run."""
+    for run, name in ((closed, "Closed set: all test samples"), (ranked, "Retrieval: cross-domain")):
+        facts = describe_comparison([run.run, run.run])
+        first = facts["tables"][0]
+        assert first["columns"] == [tile["name"] for tile in question_tiles(run.evaluation.metrics)]
+        assert [cell["text"] for cell in first["rows"][0]] == [
+            tile["text"] for tile in question_tiles(run.evaluation.metrics)
+        ]
+        assert (first["better"], len(first["ranges"])) == ("right", 2)
+        text = write_comparison([run.run, run.run], tmp_path / "page.html").read_text(encoding="utf-8")
+        assert re.findall(r"<h2>(.*?)</h2>", text.split("Paired differences")[-1])[0] == name
+    columns = describe_comparison([closed.run, closed.run])["tables"][0]["columns"]
+    assert columns[:3] == ["Top-1, linear probe", "Worst class", "Worst group"]
+    whole, *scenarios = describe_comparison([ranked.run, made.run])["tables"]
+    assert whole["columns"][:2] == ["Recall@1", "MAP@R"] and {"NMI", "F1"} <= set(whole["columns"])
+    assert all(table["columns"][:2] == ["Recall@1", "MAP@R"] for table in scenarios)
+    assert "EER" in scenarios[0]["columns"]
+    assert [table["columns"][0] for table in describe_comparison([made.run, other.run])["tables"]] == ["EER", "EER"]
+
+
+def test_a_run_that_cannot_answer_the_question_of_the_first_has_empty_cells(closed, made, tmp_path):
+    table = describe_comparison([closed.run, made.run])["tables"][0]
+    assert {cell["value"] for cell in table["rows"][1]} == {None} and table["ranges"][1] is None
+    write_comparison([closed.run, made.run], tmp_path / "page.html")
+
+
+def test_the_verdict_is_about_the_first_number_of_the_question(ranked):
+    first, second = ranked.run.metrics(), copy.deepcopy(ranked.run.metrics())
+    for metrics, value in ((first, 0.5), (second, 0.9)):
+        entry = metrics["scenarios"]["cross-domain"]["retrieval"]["metrics"]["recall@1"]
+        entry |= {"value": value, "interval": {"low": value - 0.1, "high": value + 0.1}}
+    assert describe_difference(["a", "b"], [first, second]) == (
+        "b has the highest Recall@1, cross-domain. It does not overlap with that of a."
+    )
 
 
 def test_a_scenario_that_one_run_lacks(made, table, tmp_path):

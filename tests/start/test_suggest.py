@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mettle.data.check import DataReport, Problem
+from mettle.data.check import DataProblem, DataReport
 from mettle.start import DataAccount, FirstRunPlan, suggest_next
 from mettle.start.choose import MOST_EPOCHS
 from mettle.train import load
@@ -47,7 +47,7 @@ def test_a_finding_is_followed_by_what_answers_it(changes, wanted):
 
 
 def test_copies_across_the_split_come_first():
-    problem = Problem("warning", "near", "a.jpg and b.jpg look nearly the same, in train and test")
+    problem = DataProblem("warning", "near", "a.jpg and b.jpg look nearly the same, in train and test")
     copied = replace(ACCOUNT, report=replace(REPORT, problems=(problem,)))
     assert suggest(account=copied)[0].startswith("mend the data first: a.jpg and b.jpg look nearly the same")
     assert "mettle data check photos" in suggest(account=copied)[0]

@@ -186,3 +186,12 @@ def test_every_point_has_a_color_and_few_names_have_their_own(call, names):
         assert found[0]["code"] == codes.tolist()
     order = np.argsort(hard)
     assert (np.diff(np.asarray(found[2]["code"])[order]) >= 0).all()  # harder points are never of an easier color
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [([True, True], "Ranges are"), ([False, True], "Ranges are"), ([False, False], "There are no intervals")],
+)
+def test_ranges_are_explained_where_there_are_any(call, known, said):
+    function = "({describeIntervals}, numbers) => describeIntervals(numbers)"
+    assert call("summary", function, [{"has_interval": one} for one in known]).startswith(said)

@@ -48,8 +48,9 @@ def test_facts_name_everything_and_numbers_are_those_of_the_metrics(client, run)
         "domain": ["indoors", "out & about"],
         "hand": ["left", "right"],
     }
-    eer = run.metrics()["scenarios"]["cross-domain"]["verification"]["eer"]["value"]
-    assert facts["numbers"][0]["name"] == "EER" and facts["numbers"][0]["text"].startswith(f"{100 * eer:.2f}")
+    eer = run.metrics()["scenarios"]["cross-domain"]["verification"]["eer"]
+    assert facts["numbers"][0]["name"] == "EER" and facts["numbers"][0]["text"].startswith(f"{100 * eer['value']:.2f}")
+    assert facts["numbers"][0]["has_interval"] == (eer["interval"] is not None)
     assert facts["warnings"] == []
 
 

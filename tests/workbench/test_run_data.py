@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from mettle.evaluate.diagnostics.hard_pairs import PairQuery
 from mettle.workbench import pair_search as search
 from mettle.workbench import projection as places
 from mettle.workbench.lazy_run import LazyValue, pack_arrays
@@ -51,8 +52,8 @@ def test_search_finds_what_looking_at_every_pair_finds(mode, seed, share, count)
     pairs = every_pair(scene, passes)
     threshold = 0.31373  # no quotient of small whole numbers, which rounded vectors give
     asked = {
-        "positives": (search.query_hardest_positives(), [p for p in pairs if p[3]], 1),
-        "negatives": (search.query_hardest_negatives(), [p for p in pairs if not p[3]], -1),
+        "positives": (PairQuery.hardest("genuine"), [p for p in pairs if p[3]], 1),
+        "negatives": (PairQuery.hardest("impostor"), [p for p in pairs if not p[3]], -1),
         "accepts": (search.query_false_accepts(threshold), [p for p in pairs if not p[3] and p[2] >= threshold], 1),
         "rejects": (search.query_false_rejects(threshold), [p for p in pairs if p[3] and p[2] < threshold], -1),
     }
@@ -69,23 +70,15 @@ def test_search_finds_what_looking_at_every_pair_finds(mode, seed, share, count)
 def test_search_caps_the_same_two_labels_and_says_how_much_it_looked_at(monkeypatch):
     scene = drawn("all", n=60)
     passes = np.ones(60, bool)
-    found = search.find_pairs(scene, search.query_hardest_negatives(), passes, 12, each=2).pairs
+    found = search.find_pairs(scene, PairQuery.hardest("impostor"), passes, 12, each=2).pairs
     two = [tuple(sorted(scene.label.codes[[p.first, p.second]])) for p in found]
     assert max(two.count(t) for t in two) <= 2
-    whole = search.find_pairs(scene, search.query_hardest_negatives(), passes, 5)
+    whole = search.find_pairs(scene, PairQuery.hardest("impostor"), passes, 5)
     assert whole.looked == 1.0
     monkeypatch.setattr(search, "MOST_PAIRS", 900)
-    part = search.find_pairs(scene, search.query_hardest_negatives(), passes, 5)
+    part = search.find_pairs(scene, PairQuery.hardest("impostor"), passes, 5)
     assert 0.2 < part.looked < 0.5
     assert part.pairs[0].score <= whole.pairs[0].score
-
-
-def test_search_does_not_depend_on_tiles(monkeypatch):
-    scene = drawn("ties", n=50)
-    passes = np.arange(50) % 2 == 0
-    whole = search.find_pairs(scene, search.query_hardest_negatives(), passes, 10, each=2)
-    monkeypatch.setattr(search, "TILE_CELLS", 60)
-    assert search.find_pairs(scene, search.query_hardest_negatives(), passes, 10, each=2) == whole
 
 
 def test_suspects_are_samples_whose_class_does_not_fit():

@@ -67,6 +67,7 @@ def audit(
     from mettle.evaluate import read_embeddings
     from mettle.evaluate.audit import FARS
     from mettle.report.audit_page import audit_page_path, write_audit
+    from mettle.report.caveats import rank_audit_caveats
 
     if len(files) > 2:
         raise InputError(f"audit reads one file, or a .npy file and one of labels: got {len(files)}")
@@ -84,7 +85,7 @@ def audit(
         print_scenario(name, way["verification"], way["retrieval"])
     if found.label_errors is not None:
         print(f"labels: {found.label_errors.noise}")
-    for text in found.warnings:
+    for text in rank_audit_caveats(found):
         print(f"note: {text}")
     print(f"audit: {page}")
 

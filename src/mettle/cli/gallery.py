@@ -237,7 +237,8 @@ def _lacks_threshold(opened: Any) -> bool:
 
 def _calibrate_enrolled(opened: Any) -> str:
     """Measure thresholds on whoever is enrolled, where they are enough; says on how many, or what is missing."""
-    from mettle.gallery.calibration import count_pairs, lowest_rate, pairs_needed, people_needed
+    from mettle.evaluate.calibration import pairs_needed
+    from mettle.gallery.calibration import count_pairs, lowest_rate, people_needed
     from mettle.gallery.thresholds import false_accept_bound
 
     people, highest = len(opened), max(RATES)

@@ -55,7 +55,7 @@ _NOTHING = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
-class Problem:
+class DataProblem:
     """One thing that is wrong, and where."""
 
     severity: Severity
@@ -91,11 +91,11 @@ class DataReport:
     domains: Mapping[str, int]
     protocol: str
     shared_labels: int
-    problems: tuple[Problem, ...]
+    problems: tuple[DataProblem, ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def errors(self) -> tuple[Problem, ...]:
+    def errors(self) -> tuple[DataProblem, ...]:
         """The problems that must be solved."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
@@ -119,7 +119,7 @@ class ItemScan(NamedTuple):
     descriptor: np.ndarray = _NOTHING
 
 
-def duplicate_problems(samples: Samples, seen: list[ItemScan]) -> Iterator[Problem]:
+def duplicate_problems(samples: Samples, seen: list[ItemScan]) -> Iterator[DataProblem]:
     """The same content more than once: conflict, leakage, or merely a copy."""
     grave: Severity = "error" if samples.inputs.kind == "image" else "warning"
     good = (i for i, one in enumerate(seen) if one.bad is None)
@@ -137,7 +137,7 @@ def duplicate_problems(samples: Samples, seen: list[ItemScan]) -> Iterator[Probl
             yield sample_problem(samples, "warning", "copy", same, first)
 
 
-def near_duplicate_problems(samples: Samples, seen: list[ItemScan], severity: Severity) -> Iterator[Problem]:
+def near_duplicate_problems(samples: Samples, seen: list[ItemScan], severity: Severity) -> Iterator[DataProblem]:
     """Pictures of different splits that look alike, each of the later split with the one it is most like."""
     at = np.flatnonzero([one.descriptor.size > 0 for one in seen] & (samples.split != NO_SPLIT))
     parts = [at[samples.split[at] == code] for code in np.unique(samples.split[at])]
@@ -152,12 +152,12 @@ def near_duplicate_problems(samples: Samples, seen: list[ItemScan], severity: Se
                 yield sample_problem(samples, severity, "near", text, i)
 
 
-def class_size_problems(samples: Samples) -> Iterator[Problem]:
+def class_size_problems(samples: Samples) -> Iterator[DataProblem]:
     """Labels with one sample, or none."""
     counts = np.bincount(samples.labels, minlength=len(samples.label.names))
     whole = len(samples) == len(samples.inputs)  # a part of a table lacks labels by right
     for code in np.flatnonzero(counts == 0).tolist() if whole else []:
-        yield Problem("warning", "empty", f"label {quote_name(samples.label.names[code])} has no sample")
+        yield DataProblem("warning", "empty", f"label {quote_name(samples.label.names[code])} has no sample")
     place = np.empty(len(counts), np.int64)
     place[samples.labels] = np.arange(len(samples))  # where a label is, for those that are in one place
     for code in np.flatnonzero(counts == 1).tolist():
@@ -167,7 +167,7 @@ def class_size_problems(samples: Samples) -> Iterator[Problem]:
         yield sample_problem(samples, "warning", "single", text, i)
 
 
-def layout_problems(samples: Samples) -> Iterator[Problem]:
+def layout_problems(samples: Samples) -> Iterator[DataProblem]:
     """Labels and domains that look as if the folders, or the columns, meant something else."""
     present = np.unique(samples.labels)
     names = (
@@ -180,15 +180,15 @@ def layout_problems(samples: Samples) -> Iterator[Problem]:
             domain, label = quote_name(samples.domain.names[pairs[0, 0]]), quote_name(samples.label.names[pairs[0, 1]])
             text = f"each of the {len(domains)} domains occurs under one label only, as {domain} under {label}"
             remedy = "if they are the labels, give the folder that holds them, or such folders in train, val and test"
-            yield Problem("warning", "layout", f"{text}: {remedy}")
+            yield DataProblem("warning", "layout", f"{text}: {remedy}")
     whole = len(samples) == len(samples.inputs)  # a part of a table may have few by right
     if whole and len(present) < FEW and shared_labels(samples)[1] != "closed-set":
         few = "only 1 label" if len(present) == 1 else f"only {len(present)} labels"
         remedy = "at least 4 are needed to train on some and test on others; check that labels are what they should be"
-        yield Problem("warning", "few", f"{few} ({names}): {remedy}")
+        yield DataProblem("warning", "few", f"{few} ({names}): {remedy}")
 
 
-def letter_case_problems(samples: Samples) -> Iterator[Problem]:
+def letter_case_problems(samples: Samples) -> Iterator[DataProblem]:
     """Names that a file system without case, or a hasty eye, takes for one."""
     paths = samples.inputs.paths if isinstance(samples.inputs, ImageFiles) else ()
     for what, names in (
@@ -197,7 +197,7 @@ def letter_case_problems(samples: Samples) -> Iterator[Problem]:
     ):
         for group in _group_by(names, lambda name: unicodedata.normalize("NFC", name).casefold()):
             text = f"{what} {quote_name(group[0])} and {quote_name(group[1])} differ only in case or accents' spelling"
-            yield Problem("warning", "case", text, file=group[0] if what == "paths" else None)
+            yield DataProblem("warning", "case", text, file=group[0] if what == "paths" else None)
 
 
 def describe_sizes(seen: list[ItemScan]) -> tuple[str, ...]:
@@ -211,14 +211,14 @@ def describe_sizes(seen: list[ItemScan]) -> tuple[str, ...]:
     return ()
 
 
-def constant_column_problems(samples: Samples) -> Iterator[Problem]:
+def constant_column_problems(samples: Samples) -> Iterator[DataProblem]:
     """Columns that say nothing."""
     if samples.inputs.kind != "row" or len(samples) < 2:
         return
     rows = samples.read(np.arange(len(samples)))
     names: Any = getattr(samples.inputs, "names", ()) or range(rows.shape[1])
     for column in np.flatnonzero((rows == rows[0]).all(0)).tolist():
-        yield Problem("warning", "constant", f"column {names[column]!r} is {rows[0, column]:g} in every row")
+        yield DataProblem("warning", "constant", f"column {names[column]!r} is {rows[0, column]:g} in every row")
 
 
 def shared_labels(samples: Samples) -> tuple[list[int], str]:
@@ -245,14 +245,14 @@ def describe_shared_identities(samples: Samples, protocol: str) -> str:
     return f"{said}: {MEANT.get(protocol, THRESHOLDS)}; for open-set evaluation {remedy}"
 
 
-def limit_per_kind(problems: list[Problem], limit: int) -> tuple[Problem, ...]:
+def limit_per_kind(problems: list[DataProblem], limit: int) -> tuple[DataProblem, ...]:
     """Errors first; of each kind the first few and a count of the rest."""
-    kept: list[Problem] = []
+    kept: list[DataProblem] = []
     for kind in _group_by(problems, lambda problem: (problem.severity, problem.kind), least=1):
         kept += kind[:limit]
         if len(kind) > limit:
             text = f"and {len(kind) - limit} more of: {kind[0].text}"
-            kept.append(Problem(kind[0].severity, kind[0].kind, text, count=len(kind) - limit))
+            kept.append(DataProblem(kind[0].severity, kind[0].kind, text, count=len(kind) - limit))
     return tuple(sorted(kept, key=lambda problem: problem.severity != "error"))
 
 
@@ -264,10 +264,10 @@ def _group_by(items: Iterable[Item], key: Callable[[Item], Hashable], least: int
     return [group for group in groups.values() if len(group) >= least]
 
 
-def sample_problem(samples: Samples, severity: Severity, kind: str, text: str, i: int) -> Problem:
+def sample_problem(samples: Samples, severity: Severity, kind: str, text: str, i: int) -> DataProblem:
     """A problem with one sample."""
     file = samples.inputs.name(int(samples.storage_index[i])) if isinstance(samples.inputs, ImageFiles) else None
-    return Problem(severity, kind, text, int(samples.ids[i]), file)
+    return DataProblem(severity, kind, text, int(samples.ids[i]), file)
 
 
 def _describe_sample(samples: Samples, i: int) -> str:
@@ -336,11 +336,11 @@ def check(
     problems = [sample_problem(samples, severity, "unreadable", text, i) for i, text in bad.items()]
     spans, notes = describe_shared_identities(samples, protocol), samples.notes + describe_sizes(seen)
     if disjoint and shared:
-        problems.append(Problem("error", "overlap", spans))
+        problems.append(DataProblem("error", "overlap", spans))
     elif spans and protocol == "closed-set":  # classes are tested by known ones on purpose: a fact, no fault
         notes += (spans,)
     elif spans:
-        problems.append(Problem("warning", "overlap", spans))
+        problems.append(DataProblem("warning", "overlap", spans))
     problems += [
         *duplicate_problems(samples, seen),
         *near_duplicate_problems(samples, seen, near),

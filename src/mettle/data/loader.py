@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -38,6 +39,7 @@ _Read: TypeAlias = "tuple[_Request, Tensor, Tensor | None]"  # images or rows; o
 UNCHANGED = Augment()
 ALONE = RankShare()
 RESIDENT_SHARE = 0.1  # of the free memory of a GPU, that items in memory may take of it
+RESIDENT_STEPS = 32  # whose positions go to a GPU in one copy, where the items are there
 AHEAD = 2  # finished batches that wait while one is in use
 
 
@@ -100,7 +102,11 @@ class Loader:
         """
         source = _Source(self.samples, self._item_transform, self.seed, self._reads_uncropped)
         requests = _Requests(self, start, stop, position)
-        with closing(self._read(source, requests)) as items, closing(self._finish_all(items)) as ready:
+        is_resident = self._fits_gpu()
+        found = self._gather_resident(requests) if is_resident else self._read(source, requests)
+        # A thread would cost a small step more time than these few launches do.
+        in_turn = self._is_serial or self._keeps_bytes or (is_resident and self._is_unchanged)
+        with closing(found) as items, closing(self._finish_all(items, in_turn)) as ready:
             while True:
                 began = time.perf_counter()
                 found = next(ready, None)
@@ -156,11 +162,6 @@ class Loader:
 
     def _read(self, source: "_Source", requests: "_Requests") -> Generator[_Read, None, None]:
         """What the workers, or a thread, make of the requests, in their order."""
-        resident = self._copy_to_gpu()
-        if resident is not None:
-            index = self.samples.storage_index
-            rows = ((one, copy_to_device(torch.from_numpy(index[one.positions]), self.device)) for one in requests)
-            return ((request, resident.index_select(0, positions), None) for request, positions in rows)
         options: dict[str, Any] = {"generator": torch.Generator().manual_seed(0)}  # the global one is the model's
         if self.workers:
             # As safe as fresh processes, where a fork of one that has used threads can hang, and imports torch once.
@@ -181,15 +182,27 @@ class Loader:
         ahead = 1 if self._keeps_bytes else AHEAD
         return self._check(_in_thread(loader, ahead) if self.workers == 0 and not self._is_serial else loader)
 
-    def _copy_to_gpu(self) -> Tensor | None:
-        """All items on the GPU, where they are arrays in memory that it has plenty of room for; else None."""
+    def _fits_gpu(self) -> bool:
+        """Whether all items are arrays in memory that the GPU has plenty of room for: it then gathers the batches."""
         array = getattr(self.samples.inputs, "array", None)
         is_plain = self.workers == 0 and self.transform is None and not self._draws_per_item
         if not self.device.startswith("cuda") or not is_plain or self._reads_uncropped or array is None:
-            return None
-        if array.nbytes > RESIDENT_SHARE * torch.cuda.mem_get_info(self.device)[0]:
-            return None
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+            return False
+        return array.nbytes <= RESIDENT_SHARE * torch.cuda.mem_get_info(self.device)[0]
+
+    def _gather_resident(self, requests: "_Requests") -> Generator[_Read, None, None]:
+        """The requests in their order, from copies of all items, labels and ids on the device."""
+        items = torch.from_numpy(np.ascontiguousarray(self.samples.inputs.array)).to(self.device)  # type: ignore[attr-defined]
+        columns = torch.from_numpy(np.stack([self.samples.labels, self.samples.ids])).to(self.device)
+        index, left = self.samples.storage_index, iter(requests)
+        while some := list(islice(left, RESIDENT_STEPS)):
+            wanted = [index[one.positions] for one in some] + [self._find_positions(one.batch_rows) for one in some]
+            positions = copy_to_device(torch.from_numpy(np.concatenate(wanted)), self.device).split(
+                [len(one) for one in wanted]
+            )
+            for request, own, whole in zip(some, positions, positions[len(some) :], strict=False):
+                request = replace(request, columns=columns.index_select(1, whole))
+                yield request, items.index_select(0, own), None
 
     @property
     def _is_serial(self) -> bool:
@@ -199,8 +212,12 @@ class Loader:
         """
         return isinstance(self.transform, BatchTransform) or (self.workers == 0 and self._draws_per_item)
 
-    def _finish_all(self, items: Iterator[_Read]) -> Generator["_BatchTensors", None, None]:
-        if self._is_serial or self._keeps_bytes:
+    @cached_property
+    def _is_unchanged(self) -> bool:
+        return self.augment == UNCHANGED
+
+    def _finish_all(self, items: Iterator[_Read], in_turn: bool) -> Generator["_BatchTensors", None, None]:
+        if in_turn:
             return (self._finish(item) for item in items)
         if not self.device.startswith("cuda"):
             return _in_thread(self._finish(item) for item in items)
@@ -268,9 +285,7 @@ class Loader:
         request, raw, _ = read
         stays = self._keeps_bytes and raw.dtype == torch.uint8
         inputs: Any = self._keep_bytes(read) if stays else self._make_inputs(read)
-        positions = self._find_positions(request.batch_rows)
-        columns = np.stack([self.samples.labels[positions], self.samples.ids[positions]])
-        labels, ids = copy_to_device(torch.from_numpy(np.tile(columns, self.views)), self.device)
+        labels, ids = self._labels_and_ids(request)
         tensors = {"inputs": inputs, "labels": labels, "ids": ids}
         rank_rows = self.share.rows(len(request.batch_rows), request.parts)
         return _BatchTensors(request, tensors | self._tuple_targets(request.batch_rows), rank_rows)
@@ -299,14 +314,14 @@ class Loader:
         """What was read, as the augmentation takes it."""
         if self._item_transform is not None and raw.dtype == torch.uint8:  # channels are first already
             return raw.to(self.device, non_blocking=True).float().div_(255)
-        if self.augment != UNCHANGED and self.device == "cpu" and raw.dtype == torch.uint8 and raw.ndim == 4:
+        if not self._is_unchanged and self.device == "cpu" and raw.dtype == torch.uint8 and raw.ndim == 4:
             return raw  # the augmentation takes bytes
         return to_input_tensor(raw, self.device)
 
     def _change(self, x: Tensor, aspect: Tensor | None, ids: np.ndarray, epoch: int, view: int) -> Tensor:
         """One view of some samples; each is changed in its own way, whichever others there are."""
         how: dict[str, Any] = {} if aspect is None else {"aspect": aspect, "size": self.samples.inputs.shape[:2]}
-        if self.augment == UNCHANGED and not how:
+        if self._is_unchanged and not how:
             return x
         return self.augment(x, ids, seed=self.seed, epoch=epoch, view=view, **how)
 
@@ -331,6 +346,16 @@ class Loader:
             return found[0] if len(found) == 1 else torch.cat(found)
 
         return RawInputs(raw, request.parts * request.each, torch.device(self.device), prepare)
+
+    def _labels_and_ids(self, request: "_Request") -> tuple[Tensor, Tensor]:
+        """Those of the batch of all ranks, on the device."""
+        if request.columns is not None:
+            labels, ids = request.columns.repeat(1, self.views) if self.views > 1 else request.columns
+            return labels, ids
+        positions = self._find_positions(request.batch_rows)
+        columns = np.stack([self.samples.labels[positions], self.samples.ids[positions]])
+        labels, ids = copy_to_device(torch.from_numpy(np.tile(columns, self.views)), self.device)
+        return labels, ids
 
 
 def copy_to_device(values: Tensor, device: str) -> Tensor:
@@ -421,6 +446,7 @@ class _Request:
     ids: np.ndarray  # that random changes are drawn for, as many
     parts: int  # views of a sample, or members of a tuple
     each: int  # samples in a part
+    columns: Tensor | None = None  # (2, n) labels and ids of the batch of all ranks, where they are on the device
 
     def part_ids(self, part: int) -> np.ndarray:
         """The ids of one view, or of one member of all tuples."""
@@ -446,7 +472,7 @@ class _BatchTensors:
     def as_batch(self, waited: float) -> Batch:
         """The batch, for the stream that asks for it."""
         if self.ready is not None:
-            stream = torch.cuda.current_stream(self.tensors["labels"].device)
+            stream = torch.cuda.current_stream(self.tensors["inputs"].device)
             stream.wait_event(self.ready)
             for tensor in self.tensors.values():
                 tensor.record_stream(stream)  # its memory is not used again before this stream is done with it

@@ -29,8 +29,3 @@ class RawInputs:
     def all(self) -> Tensor:
         """All of them."""
         return self.prepare(slice(0, self.count))
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """As `torch.Tensor.record_stream`, of bytes that are on a GPU."""
-        if self.raw.is_cuda:
-            self.raw.record_stream(stream)

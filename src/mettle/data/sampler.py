@@ -121,7 +121,8 @@ class PKBatchSampler(EpochBatchSampler):
             if len(members) < 2:
                 continue
             groups = max(len(members) // self.samples, 1)
-            padded = np.resize(members, groups * self.samples)
+            count = groups * self.samples
+            padded = members[:count] if len(members) >= count else np.resize(members, count)
             found += [(r, label, group) for r, group in enumerate(padded.reshape(groups, self.samples))]
         place = hash_bits(self.seed, epoch, 2, np.array([g[1] for g in found]), np.array([g[0] for g in found]))
         order = np.lexsort((place, np.array([g[0] for g in found])))

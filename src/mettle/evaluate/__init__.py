@@ -50,8 +50,8 @@ from mettle.evaluate.peer_names import PEERS, PLANNED
 from mettle.evaluate.protocol import Protocol, read_trials
 from mettle.evaluate.retrieval import Retrieval, reidentification, retrieval, retrieval_from_scores
 from mettle.evaluate.roc import OperatingPoint
+from mettle.evaluate.run.validation import ValidationScore
 from mettle.evaluate.scoring.reranking import KReciprocal, QueryExpansion
-from mettle.evaluate.validation import ValidationScore
 from mettle.evaluate.verification import SystemRates, Verification, from_scores, verification
 from mettle.unknown_names import explain_missing_name
 

@@ -9,7 +9,8 @@
 What grows with the square of the rows and is not streamed runs on whole identities drawn at random, at most ``MOST``
 rows; ``limits`` says so. What the data cannot support is named in ``missing`` with the reason, and is no number.
 
-What an audit found: one frozen result with its warnings, and all of it as plain numbers.
+What an audit found: one frozen result, and all of it as plain numbers. What a reader should know before trusting them
+says :func:`mettle.report.caveats.rank_audit_caveats`.
 
 What an audit says of embeddings in use: strangers at the door, clusters, simple classifiers.
 
@@ -28,7 +29,6 @@ import numpy as np
 from mettle.data.embeddings import Embedded
 from mettle.errors import InputError, MettleError
 from mettle.evaluate import protocol
-from mettle.evaluate.bootstrap import LEAST
 from mettle.evaluate.calibration import TransferredThreshold, calibrate
 from mettle.evaluate.clustering import Clustering, clustering
 from mettle.evaluate.diagnostics import duplicates
@@ -44,12 +44,14 @@ from mettle.evaluate.diagnostics.label_errors import (
 )
 from mettle.evaluate.diagnostics.label_errors import label_errors as find_label_errors
 from mettle.evaluate.diagnostics.label_errors import same_subject as find_same_subject
-from mettle.evaluate.groups import DomainMatrix, Groups, class_size, count_paired_subjects, domain_matrix, quantile_bins
+from mettle.evaluate.groups import DomainMatrix, Groups, class_size, domain_matrix, quantile_bins
 from mettle.evaluate.groups import groups as slice_by
 from mettle.evaluate.identification import Identification
 from mettle.evaluate.inputs import Numbers, check_int, check_rates
 from mettle.evaluate.linear_probe import Probe, probe
+from mettle.evaluate.notebook import html_table
 from mettle.evaluate.retrieval import Retrieval, retrieval
+from mettle.evaluate.scoring.tile_threads import keep_to_one_core
 from mettle.evaluate.verification import Verification, verification
 from mettle.unknown_names import explain_arguments
 
@@ -128,46 +130,32 @@ class Audit:
             f"identities={len(np.unique(self.table.label.codes))}, missing={sorted(self.missing)})"
         )
 
+    def _repr_html_(self) -> str:
+        ways = list(self.ways.values())
+        pairs, near = [way.verification for way in ways], [way.retrieval for way in ways]
+        rows: list[tuple[object, ...]] = [("EER", *(v.eer for v in pairs)), ("AUC", *(v.auc for v in pairs))]
+        for far in self.fars:
+            points = [v.operating_point(far) for v in pairs]
+            rows.append((f"TAR at FAR {far:g}", *(p.tar if p.status == "ok" else p.status for p in points)))
+        rows.append(("Recall@1", *(None if r is None else r.recall[1] for r in near)))
+        rows.append(("MAP@R", *(None if r is None else r.map_at_r for r in near)))
+        rows += [("genuine pairs", *(v.genuine for v in pairs)), ("impostor pairs", *(v.impostor for v in pairs))]
+        known = [
+            ("NMI", None if self.clustering is None else self.clustering.nmi),
+            ("rank 1", None if self.identification is None else self.identification.rank_1),
+            ("labels that may be wrong", None if self.label_errors is None else self.label_errors.noise.listed),
+            ("rows that are copies", self.copies.rows),
+        ]
+        rest = [(name, value, *[""] * (len(ways) - 1)) for name, value in known]
+        notes = [*self.ways["all"].verification.warnings, *self.limits]
+        notes += [f"not measured: {name}: {why}" for name, why in self.missing.items()]
+        who = f"{len(self.table):,} samples of {len(np.unique(self.table.label.codes)):,} identities"
+        return html_table(f"Audit of {self.table.origin}, {who}", [*rows, *rest], notes, [way.title for way in ways])
+
     @property
     def headline(self) -> PairingResult:
         """The hardest way of pairing there is: across domains before all pairs."""
         return list(self.ways.values())[-1]
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a reader should know before trusting the numbers, most serious first."""
-        found = []
-        if self.geometry is not None and self.geometry.collapsed:
-            found.append(f"{self.geometry.verdict[0].upper()}{self.geometry.verdict[1:]}.")
-        v = self.ways["all"].verification
-        found += [f"{text}." for text in v.warnings if text not in v.notes]  # copies are told below, by name
-        found += self._describe_duplicates()
-        if self.table.split is not None and (self.table.split == 0).any():
-            found.append(
-                "The file holds a training split: numbers on people who were trained on flatter. Audit the others "
-                "alone with --where split=test."
-            )
-        people, _ = count_paired_subjects(v)  # who has one sample only makes impostor pairs, and no miss
-        who = f"{people} identities" + ("" if people == v.subjects else f" with two samples, of {v.subjects:,} in all")
-        if people < LEAST:
-            found.append(
-                f"Only {who}: too few for any interval, which needs {LEAST}; the numbers may be far from "
-                "those of other people or things."
-            )
-        elif people < 30:
-            found.append(f"Only {who}: intervals are rough, and probably too short.")
-        for name, way in self.ways.items():
-            for far in self.fars:
-                point = way.verification.operating_point(far)
-                if point.status != "ok":
-                    found.append(
-                        f"{'All pairs' if name == 'all' else name}: TAR at FAR {far:g} is {point.status}: "
-                        f"{point.impostors:,} impostor pairs allow {far * point.impostors:.3g} false accepts, "
-                        "30 are wanted."
-                    )
-        if self.table.domain is None:
-            found.append("No domains: nothing here says how the model does across devices, cameras or sessions.")
-        return tuple(found)
 
     def summary(self) -> dict[str, Any]:
         """Everything as plain numbers and names, ready for JSON; what does not exist is None."""
@@ -247,26 +235,10 @@ class Audit:
             ],
             "geometry": None if self.geometry is None else self._summarize_geometry(self.geometry),
             "sampled": len(self.sample),
-            "warnings": list(self.warnings),
             "limits": list(self.limits),
             "missing": dict(self.missing),
         }
         return _as_json(found)
-
-    def _describe_duplicates(self) -> list[str]:
-        """What a reader should know of copies, the first of them by name."""
-        c = self.copies
-        if not c.rows:
-            return []
-        two = " and ".join(self.table.called(at) for at in c.examples[0][:2])
-        text = (
-            f"{c.rows:,} of {len(self.table):,} rows are exact copies of another row ({c.vectors:,} vectors occur more "
-            f"than once, first {two}): copies find each other, so errors look rarer than they are. Leave one of each, "
-            "or give copies one id."
-        )
-        if c.contradictions:
-            text += f" {c.contradictions:,} of these vectors carry several labels."
-        return [text]
 
     def _describe_row(self, at: int) -> dict[str, Any]:
         """A row as people know it."""
@@ -578,7 +550,9 @@ def measure_clustering(x: np.ndarray, y: np.ndarray, seed: int, part: Sections) 
     seeds = int(np.clip(PAIRED // (len(at) * len(np.unique(y[at]))), 1, 5))
     if len(at) < len(y):
         part.limits.append(f"Clustering rests on {len(at):,} rows of {len(np.unique(y[at])):,} identities.")
-    return clustering(x[at], y[at], seeds=seeds, seed=seed)
+    # Threads of k-means wait for each other at full power after every small step; on one core nothing waits.
+    with keep_to_one_core(len(at) * len(np.unique(y[at]))):
+        return clustering(x[at], y[at], seeds=seeds, seed=seed)
 
 
 def fit_probes(table: Embedded, seed: int, part: Sections) -> Probe:

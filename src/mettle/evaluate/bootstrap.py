@@ -43,6 +43,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,6 +58,7 @@ from mettle.evaluate.scoring.bins import Binning
 from mettle.evaluate.scoring.cpu_passes import FastPasses
 from mettle.evaluate.scoring.pair_tiles import PairTiles
 from mettle.evaluate.scoring.scores import ScoreStore, round_threshold_up
+from mettle.evaluate.scoring.tile_threads import keep_to_one_core
 
 REPLICATES = 1000
 LEAST = 6  # subjects of each kind that an interval needs, see above
@@ -471,25 +473,31 @@ def count_by_subject(scores: ScoreStore, thresholds: np.ndarray, dense: bool) ->
     """
     subjects, bins = scores.subjects, len(thresholds) + 1
     place = Binning.from_thresholds(thresholds)
-    design = None if dense else sample_pairs(scores)
-    if design is not None:
-        return _tally_of_some(design, place, subjects, bins)
+    if scores.design is not None and not dense:
+        # A score that is off by 1e-5 leaves an interval what it is; elsewhere there may be ties to respect.
+        genuine = _tally_genuine(FastPasses(scores.design), place, subjects)
+        some = sample_pairs(scores)
+        impostor = (
+            _tally_impostors(FastPasses(scores.design), place, subjects, 2)
+            if some is None
+            else _tally_of_some(some, place, subjects)
+        )
+        return genuine.reshape(subjects, bins), impostor.reshape(subjects, bins)
     genuine = np.zeros(subjects * bins, np.int64)
     impostor = np.zeros(subjects**2 * bins, np.float32) if dense else np.zeros(subjects * bins, np.int64)
-    narrow = np.int32 if subjects * bins < 1 << 31 else np.int64
-    # A score that is off by 1e-5 leaves an interval what it is; where all scores are kept there may be ties to respect.
-    for block in (scores.stream if scores.design is None else FastPasses(scores.design).stream)(True):
-        at = block.genuine_subject.astype(np.int64) * bins + place(block.genuine)
-        genuine += np.bincount(at, minlength=len(genuine))
-        column = place(block.impostor)
-        first, second = block.impostor_subjects
-        if dense:
-            pair = (first.astype(np.int64) * subjects + second) * bins
-            np.add.at(impostor, (pair + column).reshape(-1), np.float32(1))
-        else:
-            for side in (first, second):
-                key = torch.from_numpy(side.astype(narrow) * narrow(bins) + column)
-                impostor += torch.bincount(key.view(-1), minlength=len(impostor)).numpy()
+    with keep_to_one_core(scores.impostors):
+        for block in (scores.stream if scores.design is None else FastPasses(scores.design).stream)(True):
+            at = block.genuine_subject.astype(np.int64) * bins + place(block.genuine)
+            genuine += np.bincount(at, minlength=len(genuine))
+            column = place(block.impostor)
+            first, second = block.impostor_subjects
+            if dense:
+                pair = (first.astype(np.int64) * subjects + second) * bins
+                np.add.at(impostor, (pair + column).reshape(-1), np.float32(1))
+            else:
+                for side in (first, second):
+                    start, counts = _count_cells(side, column, bins)
+                    impostor[start : start + len(counts)] += counts
     shape = (subjects, subjects, bins) if dense else (subjects, bins)
     return genuine.reshape(subjects, bins), impostor.reshape(shape)
 
@@ -499,21 +507,51 @@ def sample_pairs(scores: ScoreStore) -> PairTiles | None:
     return scores.design if scores.impostors > MANY else None
 
 
-def _tally_of_some(design: PairTiles, place: Binning, subjects: int, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Genuine counts of all pairs; impostor counts of every row against some rows of the other side, scaled up."""
+def _tally_genuine(fast: FastPasses, place: Binning, subjects: int) -> np.ndarray:
+    """Genuine scores by subject and bin."""
+    bins = len(place.thresholds)
     genuine = np.zeros(subjects * bins, np.int64)
-    for block in FastPasses(design).genuine_blocks():
-        at = block.genuine_subject.astype(np.int64) * bins + place(block.genuine)
-        genuine += np.bincount(at, minlength=len(genuine))
-    impostor = np.zeros(subjects * bins)
+    for block in fast.genuine_blocks():
+        start, counts = _count_cells(block.genuine_subject, place(block.genuine), bins)
+        genuine[start : start + len(counts)] += counts
+    return genuine
+
+
+def _tally_impostors(fast: FastPasses, place: Binning, subjects: int, ends: int) -> np.ndarray:
+    """Impostor scores by subject and bin, a pair at the subject of its row alone (one end) or at both."""
+    bins, lock = len(place.thresholds), Lock()
+    found = np.zeros(subjects * bins, np.int64)
+
+    def tally_part(part: FastPasses) -> None:
+        for block in part.impostor_blocks(True):
+            column = place(block.impostor)
+            for side in block.impostor_subjects[:ends]:
+                start, counts = _count_cells(side, column, bins)
+                with lock:
+                    found[start : start + len(counts)] += counts
+
+    fast.map_parts(tally_part)
+    return found
+
+
+def _tally_of_some(design: PairTiles, place: Binning, subjects: int) -> np.ndarray:
+    """Impostor scores of every row against some rows of the other side, by subject and bin, scaled up."""
+    impostor = np.zeros(subjects * len(place.thresholds))
     for side in (0,) if design.is_symmetric else (0, 1):
         some = design.sample_side(side, PARTNERS)
-        found = torch.zeros(subjects * bins, dtype=torch.int64)
-        for block in FastPasses(some).stream(True):
-            key = block.impostor_subjects[0].astype(np.int64) * bins + place(block.impostor)
-            found += torch.bincount(torch.from_numpy(key).view(-1), minlength=len(found))
-        impostor += found.numpy() * (len(design.rows[1 - side]) / len(some.rows[1]))
-    return genuine.reshape(subjects, bins), impostor.reshape(subjects, bins)
+        found = _tally_impostors(FastPasses(some), place, subjects, 1)
+        impostor += found * (len(design.rows[1 - side]) / len(some.rows[1]))
+    return impostor
+
+
+def _count_cells(subject: np.ndarray, column: np.ndarray, bins: int) -> tuple[int, np.ndarray]:
+    """How many scores each subject has in each bin, flat, and where in a table of all subjects that begins."""
+    if not column.size:
+        return 0, np.empty(0, np.int64)
+    first, last = int(subject.min()), int(subject.max())
+    narrow = np.int32 if (1 + last - first) * bins < 1 << 31 else np.int64
+    key = (subject - first).astype(narrow) * narrow(bins) + column
+    return first * bins, torch.bincount(torch.from_numpy(key).reshape(-1)).numpy()
 
 
 def _weighted_pair_counts(weights: np.ndarray, impostor: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ with mean (k+1)/(N_i+1). ``conservative`` lowers k until P(rate ≤ α) ≥ 0.95
 """
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,18 +114,57 @@ class Calibration:
             for side, who in sides
             if not len(who)
         )
-        fmr, fnmr = test.rates(self.threshold)
-        pair = (None, None)
-        if intervals and test.subjects:
-            try:
-                pair = test.intervals_at(self.threshold)
-            except NotMeasurable:
-                pair = (None, None)
-        status = roc.sample_size_status(float(roc.allowed_errors(self.far, test.impostor)))
-        accepts = round(fmr * test.impostor)
-        return TransferredThreshold(
-            self.far, self.threshold, fmr, fnmr, fmr / self.far, accepts, test.impostor, status, *pair, notes
-        )
+        return apply_threshold(self.threshold, self.far, test, intervals=intervals, notes=notes)
+
+
+def apply_threshold(
+    threshold: float, far: float, test: Verification, *, intervals: bool = True, notes: tuple[str, ...] = ()
+) -> TransferredThreshold:
+    """What a threshold does on the pairs of ``test``, whoever it was set on: nothing is checked.
+
+    Args:
+        threshold: what was set elsewhere,
+        far: for this false-accept rate.
+        test: the pairs.
+        intervals: whether to resample the subjects, where they are known.
+        notes: what a reader should know.
+    """
+    fmr, fnmr = test.rates(threshold)
+    pair = (None, None)
+    if intervals and test.subjects:
+        try:
+            pair = test.intervals_at(threshold)
+        except NotMeasurable:
+            pair = (None, None)
+    status = roc.sample_size_status(float(roc.allowed_errors(far, test.impostor)))
+    accepts = round(fmr * test.impostor)
+    return TransferredThreshold(far, threshold, fmr, fnmr, fmr / far, accepts, test.impostor, status, *pair, notes)
+
+
+def count_allowed_errors(far: float, n: int, *, conservative: bool = False) -> int:
+    """k: how many of ``n`` impostor pairs may reach a threshold for this rate; -1: not even none is enough.
+
+    ``conservative``: so few that the rate among new people stays within ``far`` with probability 0.95.
+    """
+    most = math.floor(roc.allowed_errors(far, n))
+    if not conservative:
+        return most if most >= 1 else -1
+    counts = range(min(most, n - 1) + 1)  # the more errors, the less likely
+    return bisect_right(counts, -CONFIDENCE, key=lambda k: -betainc(k + 1, n - k, float(far))) - 1
+
+
+def pairs_needed(far: float) -> int:
+    """How many impostor pairs say with probability 0.95 that a rate is within ``far`` where none of them is accepted.
+
+    29 for 0.1, 299 for 0.01, 2995 for 0.001.
+    """
+    return math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-far))
+
+
+def threshold_above(scores: np.ndarray, accepts: int) -> float:
+    """The next number above the (accepts + 1)-th highest score: ties with it are rejected."""
+    at = len(scores) - 1 - accepts
+    return float(np.nextafter(np.partition(scores, at)[at], np.asarray(np.inf, scores.dtype)))
 
 
 @explain_arguments
@@ -151,19 +191,15 @@ def calibrate(v: Verification, far: float, *, conservative: bool = False) -> Cal
         >>> t.allowed, t.transfer(test).ratio < 4
         (30, True)
     """
-    n, alpha = v.impostor, roc.exact_rate(far)
-    budget = roc.allowed_errors(far, n)
-    allowed = math.floor(budget)
-    if conservative:
-        while allowed >= 0 and betainc(allowed + 1, n - allowed, float(alpha)) < CONFIDENCE:
-            allowed -= 1
+    n, budget = v.impostor, roc.allowed_errors(far, v.impostor)
+    if budget >= n:
+        raise InputError(f"far={far:g} accepts everybody: ask for a rate below 1")
+    allowed = count_allowed_errors(far, n, conservative=conservative)
     if budget < 1 or allowed < 0:
-        need = roc.min_impostors(far) if not conservative else math.ceil(math.log(1 - CONFIDENCE) / math.log(1 - far))
+        need = pairs_needed(far) if conservative else roc.min_impostors(far)
         raise NotMeasurable(
             f"a threshold for far={far:g} is not measurable with {n} impostor pairs: at least {need} are needed"
         )
-    if allowed >= n:
-        raise InputError(f"far={far:g} accepts everybody: ask for a rate below 1")
     tau = v.scores.threshold_above_impostor(allowed)
     likely = tuple(float(betaincinv(allowed + 1, n - allowed, q)) for q in (0.05, 0.95))
     status = roc.sample_size_status(float(budget))

@@ -42,6 +42,7 @@ from mettle.evaluate.inputs import (
 )
 from mettle.evaluate.linear_probe import Probe
 from mettle.evaluate.metrics import ItemMetric, PairMetric, find_metric, metrics_of, parse_metric
+from mettle.evaluate.notebook import html_table
 from mettle.evaluate.retrieval import Retrieval
 from mettle.evaluate.verification import Verification, verification
 from mettle.unknown_names import explain_arguments
@@ -115,6 +116,17 @@ class Groups:
         ranked = self.rank_groups()
         worst = f"worst={ranked[0].name!r} {ranked[0].values[self.metric]:.4g}, " if ranked else ""
         return f"Groups({self.metric}: {worst}groups={len(self.groups)}, ranked={len(ranked)})"
+
+    def _repr_html_(self) -> str:
+        """Worst first, groups that are not ranked last; the metric that ranks them in the first column."""
+        ranked = self.rank_groups()
+        others = [g for g in self if g not in ranked]
+        metrics = list(dict.fromkeys([self.metric, *(name for g in self for name in g.values)]))
+        rows = [(g.name, *(g.values.get(m) for m in metrics), g.samples, g.subjects) for g in (*ranked, *others)]
+        title = f"Groups by {self.metric}, worst first"
+        if self.threshold is not None:
+            title += f"; error rates at the threshold {self.threshold:.4f}"
+        return html_table(title, rows, self.warnings, (*metrics, "samples", "subjects"))
 
     def __getitem__(self, name: Any) -> Group:
         return self.groups[str(name)]

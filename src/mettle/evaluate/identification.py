@@ -32,6 +32,7 @@ from mettle.evaluate.inputs import (
     share_label_codes,
 )
 from mettle.evaluate.metrics import ItemMetric, metrics_of, parse_metric, register
+from mettle.evaluate.notebook import html_table
 from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.unknown_names import explain_arguments
 
@@ -99,6 +100,18 @@ class Identification:
             f"Identification(rank_1={self.rank_1:.4f}, enrolled={self.enrolled}, mated={len(self.mated)}, "
             f"unknown={len(self.unknown)}, fusion={self.fusion!r})"
         )
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[object, ...]] = []
+        for name in self.names():
+            metric, at = parse_metric(name, "identification")
+            rows.append((metric.title.format(at), self.value(name)))
+        for fpir in (0.1, 0.01):
+            point = self.operating_point(fpir)
+            rows.append((f"TPIR at FPIR {fpir:g}", point.tpir if point.status == "ok" else point.status))
+        rows += [("enrolled identities", self.enrolled), ("mated probes", len(self.mated))]
+        rows.append(("unknown probes", len(self.unknown)))
+        return html_table(f"Identification, fusion by {self.fusion}", rows, self.warnings)
 
     def found_within_rank(self, rank: int = 1) -> np.ndarray:
         """For each mated probe, the chance that its identity is among the ``rank`` best."""

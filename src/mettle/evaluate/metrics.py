@@ -89,7 +89,7 @@ class Metric:
         return f"{self.base}@{EXAMPLES[self.takes]}" if self.takes else self.key
 
     @property
-    def resampled(self) -> str:
+    def resampling_unit(self) -> str:
         """What an interval draws anew, or nothing where there is no interval."""
         return ""
 
@@ -116,7 +116,7 @@ class PairMetric(Metric):
     rests_on: str = "fewer"
 
     @property
-    def resampled(self) -> str:
+    def resampling_unit(self) -> str:
         """Subjects on both sides of a pair."""
         return "subjects"
 
@@ -136,7 +136,7 @@ class ItemMetric(Metric):
     resample: str = ""
 
     @property
-    def resampled(self) -> str:
+    def resampling_unit(self) -> str:
         """The subjects of queries, test samples, classes."""
         return self.resample
 
@@ -226,7 +226,7 @@ def markdown_table() -> str:
     for metric in (metric for result in RESULTS for metric in metrics_of(result)):
         title = metric.title.format("K" if metric.takes == "k" else "").rstrip()
         better = "low" if metric.lower_is_better else "high"
-        over = metric.resampled or f"none; range over {getattr(metric, 'items', 'repetitions')}"
+        over = metric.resampling_unit or f"none; range over {getattr(metric, 'items', 'repetitions')}"
         cells = (metric.result, f"`{metric.key}`", title, metric.definition, better, over)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -229,7 +229,7 @@ class Verification:
             InputError: rates of failures that scores of −∞ count already.
             NotMeasurable: every pair of one kind has a failed template.
         """
-        errors, (genuine, impostor) = self._count_errors(threshold), self.scores.failed
+        errors, (genuine, impostor) = self._count_errors(threshold), self.scores.failed_pairs
         pairs, failed = (self.impostor, self.genuine), (impostor, genuine)
         return system_rates(float(threshold), errors, pairs, failed, fta, fte)
 
@@ -303,7 +303,7 @@ class Verification:
                 "belong to these embeddings?"
             )
             found.append(f"AUC {self.auc:.4f} is below 0.5: {asked}")
-        failed = sum(self.scores.failed)
+        failed = sum(self.scores.failed_pairs)
         if failed:
             found.append(f"{failed} pairs have a failed template (−inf) and count as non-matches")
         return tuple(found)
@@ -402,7 +402,7 @@ class Verification:
             "genuine": self.genuine,
             "impostor": self.impostor,
             "subjects": self.subjects,
-            "failed": dict(zip(("genuine", "impostor"), self.scores.failed, strict=True)),
+            "failed": dict(zip(("genuine", "impostor"), self.scores.failed_pairs, strict=True)),
             **{metric.key: self._describe_value(metric) for metric in known if not metric.takes},
             **{m.base: [self._describe_rate(m, far) for far in rates] for m in known if m.takes == "far"},
             "warnings": list(self.warnings),

@@ -5,7 +5,7 @@ more than a tenth as many templates have come, or gone, as it was measured on. A
 better was measured, and every answer that rests on it says so. One of another model or fusion rule is never used.
 
 How low a rate can be measured depends on the pairs of people that there are. If none of P pairs reaches a threshold,
-the rate of strangers is at most ``far`` with confidence 0.95 where (1 - far)^P <= 0.05: `pairs_needed`, `lowest_rate`.
+the rate of strangers is at most ``far`` with confidence 0.95 where (1 - far)^P <= 0.05: `lowest_rate`.
 
 How near strangers come to the people of a gallery: thresholds whose false-accept rate is per person.
 
@@ -32,9 +32,6 @@ from mettle.gallery.thresholds import as_thresholds
 
 if TYPE_CHECKING:
     from mettle.gallery.storage.base import Storage
-
-
-CONFIDENCE = 0.95  # that the rate of strangers is not above the one that is told
 
 
 SHARE = 0.1  # of people or templates that may change before it is stale
@@ -97,19 +94,18 @@ def count_pairs(people: int) -> int:
     return people * (people - 1) // 2
 
 
-def pairs_needed(far: float) -> int:
-    """How many pairs of people a false-accept rate needs to be measured: 29 for 0.1, 299 for 0.01, 2995 for 0.001."""
-    return math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-far))
-
-
 def people_needed(far: float) -> int:
     """How many people make as many pairs: 9 for 0.1, 25 for 0.01, 78 for 0.001."""
+    from mettle.evaluate.calibration import pairs_needed
+
     people = math.isqrt(2 * pairs_needed(far))
     return next(n for n in (people, people + 1, people + 2) if count_pairs(n) >= pairs_needed(far))
 
 
 def lowest_rate(pairs: int) -> float:
     """The lowest false-accept rate that can be measured on so many pairs of people."""
+    from mettle.evaluate.calibration import CONFIDENCE
+
     return -math.expm1(math.log(1 - CONFIDENCE) / pairs)
 
 
@@ -192,24 +188,15 @@ def measure_calibration(storage: "Storage", fars: Sequence[float] | float, seed:
 
 def _threshold_entry(scores: np.ndarray, far: float, pairs: int) -> dict[str, Any]:
     from mettle.evaluate import roc
+    from mettle.evaluate.calibration import count_allowed_errors, threshold_above
 
-    budget = roc.exact_rate(far) * pairs
-    allowed = _allowed_false_accepts(far, pairs, math.floor(budget))
+    allowed = count_allowed_errors(far, pairs, conservative=True)
     if allowed >= 0:
-        at = len(scores) - 1 - allowed * len(scores) // pairs
-        threshold = float(np.nextafter(np.partition(scores, at)[at], np.float32(np.inf)))
+        threshold = threshold_above(scores, allowed * len(scores) // pairs)
         if threshold <= 1:
-            return {"threshold": max(-1.0, threshold), "status": roc.sample_size_status(float(budget))}
+            status = roc.sample_size_status(float(roc.allowed_errors(far, pairs)))
+            return {"threshold": max(-1.0, threshold), "status": status}
     return {"threshold": None, "status": "not measurable"}  # too few, or too many are enrolled under two names
-
-
-def _allowed_false_accepts(far: float, pairs: int, most: int) -> int:
-    """The largest k up to ``most`` whose rate among strangers stays within ``far``; -1: not even none will do."""
-    from scipy.special import betainc
-
-    counts = np.arange(most + 1)
-    sure = np.flatnonzero(betainc(counts + 1, pairs - counts, far) >= CONFIDENCE)
-    return int(sure[-1]) if len(sure) else -1
 
 
 def _impostor_scores(found: TemplateMatrix, tried: np.ndarray, rule: str) -> np.ndarray:

@@ -150,20 +150,24 @@ def pair_statistics(
         engine="auto" if found == "triton" else found,
         tile=tile,
     )
-    sums = {name: float(value.sum()) for name, value in rows.items() if not name.startswith(STATISTIC)}
+    names = [name for name in rows if not name.startswith(STATISTIC)]
+    # One copy from the device, which is waited for once.
+    table = torch.stack([rows[name].double() for name in names] + [(z.abs().amax(1) == 0).double()]).cpu()
+    values = dict(zip([*names, "zero"], table, strict=True))
+    sums = {name: float(value.sum()) for name, value in values.items()}
 
     def mean(side: str, what: str) -> float:
         return sums[f"{side}.{what}"] / max(sums[f"{side}.count"], 1.0)
 
-    weight, square = rows["negative.weight"], rows["negative.square"]
+    weight, square = values["negative.weight"], values["negative.square"]
     used = square > 0
     effective = float((weight[used] ** 2 / square[used]).mean()) if bool(used.any()) else 0.0
     return PairStatistics(
         engine="triton" if not reason else "closed-form" if in_closed_form else found,
         not_fused=reason,
         anchors=len(z),
-        anchors_without_positives=int((rows["positive.count"] == 0).sum()),
-        zero_rows=int((z.abs().amax(1) == 0).sum()),
+        anchors_without_positives=int((values["positive.count"] == 0).sum()),
+        zero_rows=int(sums["zero"]),
         effective_negatives=effective,
         **{
             f"{what}_{side}s" if what in ("hard", "kept") else f"{side}_{what}": mean(side, what)

@@ -23,6 +23,7 @@ from mettle.evaluate.audit import Audit
 from mettle.evaluate.groups import Groups
 from mettle.evaluate.plots import plot_det, plot_group_curves
 from mettle.evaluate.run.scenarios import ScenarioResults
+from mettle.evaluate.scoring.cosine import normalize_rows
 from mettle.report.caveats import rank_audit_caveats
 from mettle.report.embedding_map import POINTS, compute_layout, map_panes
 from mettle.report.format import (
@@ -61,7 +62,8 @@ def write_audit(found: Audit, output: Path | str, command: Sequence[str] = ()) -
         page.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"cannot make the folder {page.parent}: {problem.strerror}; choose another --output") from None
-    facts, numbers = found.summary(), page.with_suffix(".json")
+    facts = {**found.summary(), "warnings": list(rank_audit_caveats(found))}
+    numbers = page.with_suffix(".json")
     text = render_page("audit.html.j2", **describe_audit(found, facts, command, numbers.name))
     write_text(numbers, json.dumps(facts, indent=1, allow_nan=False, ensure_ascii=False))
     write_text(page, text)
@@ -88,7 +90,7 @@ def describe_audit(
 ) -> dict[str, Any]:
     """Everything on the page, as text and pictures; ``numbers`` is the file that has more."""
     metrics = {"scenarios": {k: _fill_retrieval(scenario) for k, scenario in facts["scenarios"].items()}}
-    headline, caveats = list(found.ways)[-1], rank_audit_caveats(facts["warnings"])
+    headline, caveats = list(found.ways)[-1], rank_audit_caveats(found)
     return {
         "name": Path(found.table.origin).name,
         "about": _describe_data(found, facts),
@@ -249,9 +251,7 @@ def _label_errors(found: Audit, facts: Mapping[str, Any]) -> dict[str, Any]:
 def nearest_of_label(table: Embedded, row: int, label: int, count: int = 3) -> list[int]:
     """Positions of the rows of a label that are nearest to a row by cosine, nearest first."""
     at = np.flatnonzero(table.label.codes == label)
-    x, own = table.values[at].astype(np.float64), table.values[row].astype(np.float64)
-    x = x / np.abs(x).max(axis=1, keepdims=True)  # squares of huge and of tiny numbers stay finite
-    score = x @ (own / np.abs(own).max()) / np.linalg.norm(x, axis=1)
+    score = normalize_rows(table.values[at]) @ normalize_rows(table.values[[row]])[0]
     return at[np.argsort(-score, kind="stable")[:count]].tolist()
 
 

@@ -1,22 +1,24 @@
 """What a reader should know before trusting the numbers of a page: what decides about them first, the rest after it.
 
-Every sentence that warns the reader of a run, a comparison or an audit is made here, or ranked here where
-:mod:`mettle.evaluate` found it.
+Every sentence that warns the reader of a run, a comparison or an audit is made here. What a single result of
+:mod:`mettle.evaluate` says of itself is ranked here.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mettle.evaluate.audit import Audit
 from mettle.evaluate.bootstrap import LEAST
+from mettle.evaluate.groups import count_paired_subjects
 from mettle.evaluate.run.scenarios import PRETRAINED, RAW, UNTRAINED
 from mettle.report.format import format_percent, format_rate, scenario_title
 from mettle.report.headline import format_points, format_points_interval, question_name
 from mettle.train.run_folder import RunFolder
 
 FEW_IDENTITIES = 30  # below, a bootstrap over identities is too coarse for its nominal level
+NO_DOMAINS = "The data name no domains, so nothing here says how the model does across devices, cameras or sessions."
 COARSE_EER = 0.005  # half the gap between the operating points around the EER; above, a warning
-AUDIT_DECISIVE = ("collapse", "below 0.5", "exact copies", "training split", "too few for any interval")
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,9 @@ def rank_caveats(metrics: Mapping[str, Any]) -> Caveats:
             f"{copied['count']:,} of {copied['tested']:,} test samples are exact copies of training samples (first: "
             f"{copied['test']}, a copy of {copied['train']}): what is measured on them flatters the model."
         )
-    if data["test_identities"] < LEAST and question != "closed-set":
-        decisive.append(
-            f"Only {data['test_identities']} test identities: too few for any interval, which needs {LEAST}; the "
-            "numbers may be far from those of other people or things."
-        )
-    elif data["test_identities"] < FEW_IDENTITIES and question != "closed-set":
-        others.append(
-            f"Only {data['test_identities']} test identities: intervals over identities are rough, and "
-            "probably too short."
-        )
+    if question != "closed-set":
+        tested = data["test_identities"]
+        (decisive if tested < LEAST else others).extend(_describe_few_identities(tested, f"{tested} test identities"))
     if question == "closed-set":
         decisive += _describe_uncertain_gain(metrics)
     entries = metrics.get("thresholds", {}).get("set", {}).values()
@@ -73,7 +68,7 @@ def rank_caveats(metrics: Mapping[str, Any]) -> Caveats:
     for key, scenario in metrics["scenarios"].items():
         others += _describe_scenario(scenario_title(key), scenario)
     if len(metrics["scenarios"]) == 1:
-        others.append("The data name no domains, so nothing here says how the model does across devices or sessions.")
+        others.append(NO_DOMAINS)
     return Caveats(tuple(decisive), tuple(others))
 
 
@@ -82,10 +77,71 @@ def list_caveats(metrics: Mapping[str, Any]) -> list[str]:
     return list(rank_caveats(metrics))
 
 
-def rank_audit_caveats(warnings: Sequence[str]) -> Caveats:
-    """The warnings of an audit: collapse, labels that do not fit, copies and people that were trained on come first."""
-    decisive = tuple(text for text in warnings if any(words in text for words in AUDIT_DECISIVE))
-    return Caveats(decisive, tuple(text for text in warnings if text not in decisive))
+def rank_audit_caveats(found: Audit) -> Caveats:
+    """What to know before trusting an audit.
+
+    A collapse, labels that do not fit, copies, people that were trained on and too few people come first.
+    """
+    decisive, others = [], []
+    if found.geometry is not None and found.geometry.collapsed:
+        decisive.append(f"{found.geometry.verdict[0].upper()}{found.geometry.verdict[1:]}.")
+    v = found.ways["all"].verification
+    for text in v.warnings:
+        if text not in v.notes:  # copies are told below, by name
+            (decisive if "below 0.5" in text else others).append(f"{text}.")
+    decisive += _describe_copies(found)
+    if found.table.split is not None and (found.table.split == 0).any():
+        decisive.append(
+            "The file holds a training split: numbers on people who were trained on flatter. Audit the others alone "
+            "with --where split=test."
+        )
+    people, _ = count_paired_subjects(v)  # who has one sample only makes impostor pairs, and no miss
+    who = f"{people} identities" + ("" if people == v.subjects else f" with two samples, of {v.subjects:,} in all")
+    (decisive if people < LEAST else others).extend(_describe_few_identities(people, who))
+    for name, way in found.ways.items():
+        points = [vars(way.verification.operating_point(far)) for far in found.fars]
+        others += _describe_rates(scenario_title(name), points)
+    if found.table.domain is None:
+        others.append(NO_DOMAINS)
+    return Caveats(tuple(decisive), tuple(others))
+
+
+def _describe_copies(found: Audit) -> list[str]:
+    """That rows are copies of others, the first of them by name."""
+    copies, table = found.copies, found.table
+    if not copies.rows:
+        return []
+    two = " and ".join(table.called(at) for at in copies.examples[0][:2])
+    text = (
+        f"{copies.rows:,} of {len(table):,} rows are exact copies of another row ({copies.vectors:,} vectors occur "
+        f"more than once, first {two}): copies find each other, so errors look rarer than they are. Leave one of each, "
+        "or give copies one id."
+    )
+    if copies.contradictions:
+        text += f" {copies.contradictions:,} of these vectors carry several labels."
+    return [text]
+
+
+def _describe_few_identities(count: int, who: str) -> list[str]:
+    """That there are too few of them for an interval, or for a good one."""
+    if count < LEAST:
+        return [
+            f"Only {who}: too few for any interval, which needs {LEAST}; the numbers may be far from those of other "
+            "people or things."
+        ]
+    if count < FEW_IDENTITIES:
+        return [f"Only {who}: intervals over identities are rough, and probably too short."]
+    return []
+
+
+def _describe_rates(name: str, points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Operating points that rest on too few impostor pairs."""
+    return [
+        f"{name}: TAR at FAR {format_rate(point['far'])} is {point['status']}: {point['impostors']:,} impostor pairs "
+        f"allow {point['far'] * point['impostors']:.3g} false accepts, 30 are wanted."
+        for point in points
+        if point["status"] != "ok"
+    ]
 
 
 def _describe_shared_identities(data: Mapping[str, Any]) -> list[str]:
@@ -114,13 +170,7 @@ def _describe_scenario(name: str, scenario: Mapping[str, Any]) -> list[str]:
         found.append(f"{name}: EER is not measurable.")
     elif v["eer"]["half_gap"] > COARSE_EER:
         found.append(f"{name}: EER is known to ±{format_percent(v['eer']['half_gap'])} only: few distinct scores.")
-    for point in v["tar"]:
-        if point["status"] != "ok":
-            allowed = point["far"] * point["impostors"]
-            found.append(
-                f"{name}: TAR at FAR {format_rate(point['far'])} is {point['status']}: {point['impostors']:,} "
-                f"impostor pairs allow {allowed:.3g} false accepts, 30 are wanted."
-            )
+    found += _describe_rates(name, v["tar"])
     return found + [f"{name}: {text}." for text in dict.fromkeys(v["warnings"] + scenario["retrieval"]["warnings"])]
 
 

@@ -16,7 +16,17 @@ from mettle.report import training_plots
 from mettle.report.caveats import Caveats, rank_caveats
 from mettle.report.embedding_map import NARROW, map_panes, read_maps
 from mettle.report.format import NONE, format_percent, format_rate, scenario_title
-from mettle.report.headline import MINUS, format_points, format_points_interval
+from mettle.report.headline import (
+    MINUS,
+    TITLES,
+    UNITS,
+    format_points,
+    format_points_interval,
+    question_name,
+    question_scenario,
+    question_tiles,
+    sort_rows,
+)
 from mettle.report.metric_tables import is_shown, metric_cells, without_repeated_note
 from mettle.report.page import check_page_path, render_page
 from mettle.report.run_card import describe_test, probe_card
@@ -61,7 +71,7 @@ def describe_comparison(runs: Sequence[RunFolder]) -> dict[str, Any]:
         "decisive": list(caveats.decisive),
         "paired": paired,
         "verdict": describe_paired(paired) or describe_difference(names, measured),
-        "tables": [scenario_table(scenario, measured) for scenario in reversed(_scenario_names(measured))],
+        "tables": comparison_tables(measured),
         "maps": map_section(runs, names, measured),
         "probes": probe_rows(names, measured),
         "keys": recipe_differences(runs),
@@ -69,18 +79,40 @@ def describe_comparison(runs: Sequence[RunFolder]) -> dict[str, Any]:
     }
 
 
-def scenario_table(scenario: str, measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One scenario: a row per run, a column per number, the best of each marked, EER drawn to scale."""
-    found = [
-        {
-            n["name"]: without_repeated_note(n)
-            for n in metric_cells(m["scenarios"][scenario])
-            if is_shown(n, "comparison")
-        }
-        if scenario in m["scenarios"]
-        else {}
-        for m in measured
-    ]
+def comparison_tables(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The numbers of all runs, those of the question that the first run answers first."""
+    question = question_name(measured[0])
+    tables = [scenario_table(scenario, measured, question) for scenario in reversed(_scenario_names(measured))]
+    return tables if question == "verification" else [question_table(measured, question), *tables]
+
+
+def question_table(measured: Sequence[Mapping[str, Any]], question: str) -> dict[str, Any]:
+    """The numbers that the page of each run begins with."""
+    found = [{tile["name"]: tile for tile in question_tiles(m, question)} for m in measured]
+    title = f"{TITLES[question]}: {question_scenario(measured[0])}"
+    return {"name": title, "title": "what the runs are asked", "units": UNITS[question], **_side_by_side(found)}
+
+
+def scenario_table(
+    scenario: str, measured: Sequence[Mapping[str, Any]], question: str = "verification"
+) -> dict[str, Any]:
+    """One scenario: a row per run, a column per number, the best of each marked, the first drawn to scale."""
+    found = []
+    for m in measured:
+        cells = metric_cells(m["scenarios"][scenario]) if scenario in m["scenarios"] else []
+        cells = sort_rows([cell for cell in cells if is_shown(cell, "comparison")], question)
+        first = cells[0]["name"] if cells else ""
+        found.append({cell["name"]: without_repeated_note(cell, first) for cell in cells})
+    return {
+        "name": scenario_title(scenario),
+        "title": next(m["scenarios"][scenario]["title"] for m in measured if scenario in m["scenarios"]),
+        "units": "95 % intervals over test identities.",
+        **_side_by_side(found),
+    }
+
+
+def _side_by_side(found: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Columns and rows of a table from the numbers of each run by name."""
     columns = list(dict.fromkeys(name for entries in found for name in entries))
     absent = {"text": NONE, "interval": "", "value": None}
     cells = [[dict(entries.get(name, absent)) for name in columns] for entries in found]
@@ -89,14 +121,9 @@ def scenario_table(scenario: str, measured: Sequence[Mapping[str, Any]]) -> dict
         best = (min if known and known[0][1] == "low" else max)((v for v, _ in known), default=None)
         for row in cells:
             row[at]["best"] = row[at]["value"] == best and len(set(known)) > 1
-    title = next(m["scenarios"][scenario]["title"] for m in measured if scenario in m["scenarios"])
-    return {
-        "name": scenario_title(scenario),
-        "title": title,
-        "columns": columns,
-        "rows": cells,
-        "ranges": _interval_bars(found),
-    }
+    better = next((row[0]["better"] for row in cells if row[0]["value"] is not None), "high")
+    ranges = _interval_bars([row[0] for row in cells])
+    return {"columns": columns, "rows": cells, "ranges": ranges, "better": "left" if better == "low" else "right"}
 
 
 def paired_tables(
@@ -150,25 +177,25 @@ def _metric_title(name: str) -> str:
 
 
 def describe_difference(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> str:
-    """Whether the intervals of the best run's EER overlap with those of the others, in plain words."""
+    """Whether the intervals of the first number of the question overlap, the best run against the others, in words."""
     if not _is_same_data(measured):
         return "The runs were measured on different data, so their numbers cannot be compared."
-    scenario = _scenario_names(measured)[-1]
-    found = []
-    for name, m in zip(names, measured, strict=True):
-        eer = m["scenarios"].get(scenario, {}).get("verification", {}).get("eer", {})
-        if eer.get("value") is not None and eer.get("interval"):
-            found.append((eer["value"], name, eer["interval"]))
-    if len(found) < 2:
-        return (
-            "Fewer than two runs have an EER with an interval (there are too few subjects for one), so nothing can be "
-            "said about their difference."
-        )
-    found.sort(key=lambda entry: entry[0])
-    _, first, own = found[0]
-    touching = [name for _, name, band in found[1:] if band["low"] <= own["high"] and own["low"] <= band["high"]]
-    apart = [name for _, name, _ in found[1:] if name not in touching]
-    text = f"{first} has the lowest EER, {scenario_title(scenario)}."
+    tiles = [question_tiles(m, question_name(measured[0]))[:1] for m in measured]
+    known = [
+        (tile["value"], name, (tile["low"], tile["high"]))
+        for name, (tile, *_) in ((name, found) for name, found in zip(names, tiles, strict=True) if found)
+        if tile["value"] is not None and tile["low"] is not None
+    ]
+    first = next((tile for found in tiles for tile in found), {"name": "number of the question", "better": "high"})
+    if len(known) < 2:
+        what = f"an interval of the {first['name']} (there are too few subjects for one)"
+        return f"Fewer than two runs have {what}, so nothing can be said about their difference."
+    known.sort(key=lambda entry: entry[0], reverse=first["better"] == "high")
+    _, best, own = known[0]
+    touching = [name for _, name, (low, high) in known[1:] if low <= own[1] and own[0] <= high]
+    apart = [name for _, name, _ in known[1:] if name not in touching]
+    superlative = "highest" if first["better"] == "high" else "lowest"
+    text = f"{best} has the {superlative} {first['name']}, {question_scenario(measured[0])}."
     if touching:
         text += f" Its interval overlaps with {_join_names('that', touching)}, so the intervals do not separate them."
     if apart:
@@ -275,9 +302,8 @@ def _collect_caveats(names: Sequence[str], measured: Sequence[Mapping[str, Any]]
     return Caveats(tuple(decisive), tuple(others))
 
 
-def _interval_bars(found: Sequence[Mapping[str, Any]]) -> list[dict[str, float] | None]:
-    """Positions in per cent of a common axis for each run's EER and its interval."""
-    entries = [row.get("EER", {"value": None}) for row in found]
+def _interval_bars(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, float] | None]:
+    """Positions in per cent of a common axis for one number of each run and its interval."""
     ends = [e[end] for e in entries for end in ("low", "value", "high") if e.get(end) is not None]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     margin = 0.06 * (high - low) or 0.01

@@ -22,6 +22,7 @@ from mettle.atomic_files import write_text
 from mettle.data.dataset import Column, Samples
 from mettle.evaluate.plots import BLACK, COLORS, GREY, INK, new_figure, svg_data_url
 from mettle.evaluate.run.scenarios import ScenarioResults
+from mettle.evaluate.scoring.cosine import normalize_rows
 from mettle.train.run_folder import RunFolder
 
 SHAPES = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("X", "✖"), ("*", "★"))
@@ -138,13 +139,13 @@ def compute_layout(
         synthetic: (m, dim) embeddings that are no samples, placed on the same map.
     """
     chosen = sample_identities(results.samples.labels, points, seed)
-    unit = _normalize_rows(results.embeddings[chosen])
+    unit = normalize_rows(results.embeddings[chosen]).astype(np.float32)
     labels = results.samples.labels[chosen]
     if len(chosen) < 10 or not has_spread(unit):
         return None
     marked = tuple(_marked_identities(unit, labels))
     colorings = list_colorings(results.samples.take(chosen), marked, by_class=by_class)
-    both = unit if synthetic is None else np.concatenate([unit, _normalize_rows(synthetic)])
+    both = unit if synthetic is None else np.concatenate([unit, normalize_rows(synthetic).astype(np.float32)])
     place = tsne(both, seed)
     made = None if synthetic is None else place[len(unit) :]
     return MapLayout(place[: len(unit)], chosen, labels, colorings, marked, made)
@@ -174,7 +175,7 @@ def list_colorings(samples: Samples, marked: Sequence[int], *, by_class: bool = 
 
 def layout_of_same_samples(first: MapLayout, embeddings: np.ndarray, seed: int = 0) -> MapLayout | None:
     """The map of another encoder's embeddings of the same samples, ``first.rows``, with the same marks."""
-    unit = _normalize_rows(embeddings)
+    unit = normalize_rows(embeddings).astype(np.float32)
     return first.moved(tsne(unit, seed)) if has_spread(unit) else None
 
 
@@ -357,10 +358,3 @@ def _marked_identities(unit: np.ndarray, labels: np.ndarray) -> list[int]:
             spread[int(label)] = (float(np.square(own.sum(0)).sum()) - len(own)) / (len(own) * (len(own) - 1))
     order = sorted(spread, key=lambda label: (spread[label], label))
     return order if len(order) <= 2 * MARKED else order[:MARKED] + order[-MARKED:]
-
-
-def _normalize_rows(z: np.ndarray) -> np.ndarray:
-    z = z.astype(np.float64)
-    largest = np.abs(z).max(axis=1, keepdims=True)  # first: squares of huge or tiny numbers are none
-    z = z / np.where(largest > 0, largest, 1)
-    return (z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)

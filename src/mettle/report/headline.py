@@ -35,10 +35,18 @@ def question_name(metrics: Mapping[str, Any]) -> str:
     return metrics["question"]["name"]
 
 
-def question_tiles(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The first numbers of a page, the one that decides first."""
+def question_tiles(metrics: Mapping[str, Any], question: str | None = None) -> list[dict[str, Any]]:
+    """The first numbers of a page, the one that decides first.
+
+    Args:
+        metrics: of a run.
+        question: another one than its own; of a closed set there is nothing to say where no probe read the labels.
+    """
+    question = question or question_name(metrics)
+    if question == "closed-set" and metrics.get("probe", {}).get("labels", {}).get("status") != "ok":
+        return []
     make = {"closed-set": _closed_set_tiles, "retrieval": _retrieval_tiles, "verification": headline_tiles}
-    return [{"detail": "", **tile} for tile in make[question_name(metrics)](metrics)]
+    return [{"detail": "", **tile} for tile in make[question](metrics)]
 
 
 def question_bars(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -77,7 +85,7 @@ def sort_rows(rows: Sequence[Mapping[str, Any]], question: str) -> list[Mapping[
     return sorted(rows, key=lambda row: not row["name"].startswith(RANKED))
 
 
-def cluster_rows(metrics: Mapping[str, Any]) -> list[dict[str, str]]:
+def cluster_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """NMI, AMI and F1 of clusters against labels, each with its range over starts; empty where there are none."""
     found = metrics.get("clustering")
     if not found or found["status"] != "ok":
@@ -85,6 +93,8 @@ def cluster_rows(metrics: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "name": name.upper(),
+            "value": entry["value"],
+            "ends": entry["range"] if len(found["seeds"]) > 1 else None,
             "text": f"{entry['value']:.3f}",
             "range": f"{entry['range'][0]:.3f}–{entry['range'][1]:.3f} over starts" if len(found["seeds"]) > 1 else "",
         }
@@ -134,21 +144,30 @@ def headline_lines(metrics: Mapping[str, Any]) -> list[str]:
     return [" ".join(f"{TITLES[question]:<13} {'  '.join(told)}".split(GAP))]
 
 
-def _tile(name: str, text: str, interval: str, meaning: str, detail: str = "") -> dict[str, Any]:
-    has_interval = bool(interval) and interval != TOO_FEW
+def _tile(
+    name: str, value: float, ends: Sequence[float] | None, text: str, interval: str, meaning: str, detail: str = ""
+) -> dict[str, Any]:
+    low, high = ends or (None, None)
     return {
         "name": name,
         "text": text,
         "interval": interval,
         "meaning": meaning,
         "detail": detail,
-        "value": text,
-        "low": 0.0 if has_interval else None,
+        "value": value,
+        "low": low,
+        "high": high,
+        "better": "high",
     }
 
 
 def _share_tile(name: str, value: float, interval: Mapping[str, Any] | None, meaning: str, detail: str = "") -> dict:
-    return _tile(name, format_percent(value, 1), format_interval(interval, "{:.1f}"), meaning, detail)
+    text, extent = format_percent(value, 1), format_interval(interval, "{:.1f}")
+    return _tile(name, value, _ends(interval), text, extent, meaning, detail)
+
+
+def _ends(interval: Mapping[str, Any] | None) -> tuple[float, float] | None:
+    return None if interval is None else (interval["low"], interval["high"])
 
 
 def _first_encoder(labels: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -182,7 +201,8 @@ def _closed_set_tiles(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
             gain = before["gain"][key]
             meaning = f"against the {other}, the same test samples in both"
             text, extent = format_points(gain["difference"], ""), format_points_interval(gain["interval"])
-            found.append(_tile(f"Gain in points, {GAINS[key]}", text, extent, meaning))
+            name = f"Gain in points, {GAINS[key]}"
+            found.append(_tile(name, gain["difference"], _ends(gain["interval"]), text, extent, meaning))
     return found
 
 
@@ -204,7 +224,8 @@ def _retrieval_tiles(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     }
     for name, meaning in meanings.items():
         if name in clusters:
-            found.append(_tile(name, clusters[name]["text"], clusters[name]["range"], meaning))
+            one = clusters[name]
+            found.append(_tile(name, one["value"], one["ends"], one["text"], one["range"], meaning))
     for name, other in others[:1]:
         cell = next(cell for cell in metric_cells(other) if cell["name"] == recalls[0])
         found.append({**cell, "name": f"{recalls[0]}, {name}", "meaning": f"the same for {other['title']}"})

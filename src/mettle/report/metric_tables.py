@@ -57,9 +57,9 @@ def _metric_cell(
     return known | {"key": metric.key, "shown": sorted(metric.shown) if everywhere else ["table"]}
 
 
-def without_repeated_note(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A number for a table, where the row of the EER says for all others why there are no intervals."""
-    return {**entry, "interval": "" if entry["interval"] == TOO_FEW and entry["name"] != "EER" else entry["interval"]}
+def without_repeated_note(entry: Mapping[str, Any], first: str = "EER") -> dict[str, Any]:
+    """A number for a table, where the row of the ``first`` says for all others why there are no intervals."""
+    return {**entry, "interval": "" if entry["interval"] == TOO_FEW and entry["name"] != first else entry["interval"]}
 
 
 def headline_tiles(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 from mettle.atomic_files import write_text
 from mettle.evaluate.bootstrap import mean_interval
 from mettle.report.comparison_page import write_comparison
+from mettle.report.headline import question_name, sort_rows
 from mettle.report.metric_tables import is_shown, metric_cells
 from mettle.train.run_folder import RunFolder
 
@@ -17,6 +18,7 @@ ENOUGH = 5  # seeds below which an interval says little
 def summarize_seeds(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Mean and 95 % interval over the runs (Student's t) of each headline number, by scenario.
 
+    Numbers of the question come first.
     A number that a run could not measure, or only on too few impostor pairs, is left out for all of them.
     """
     measured = [run.metrics() for run in runs]
@@ -24,7 +26,8 @@ def summarize_seeds(runs: Sequence[RunFolder]) -> dict[str, Any]:
     for name in measured[0]["scenarios"]:
         tables = [{entry["name"]: entry for entry in metric_cells(m["scenarios"][name])} for m in measured]
         rows = {}
-        for title, entry in tables[0].items():
+        for entry in sort_rows(list(tables[0].values()), question_name(measured[0])):
+            title = entry["name"]
             if not is_shown(entry, "tile"):
                 continue
             found = [table.get(title, {"value": None, "status": ""}) for table in tables]

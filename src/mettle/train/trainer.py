@@ -36,8 +36,9 @@ class LogLine(dict[str, Any]):
         if "gradient" not in self:
             result = self.result
             with result.numbers.computed.reading():
-                gap = similarity_gap(result.embeddings, self.batch, by_id=self.by_id)
-                shape = {"mean_cosine": mean_cosine(result.embeddings)} | ({} if gap is None else {"gap": gap})
+                embeddings = result.embeddings.cpu()
+                gap = similarity_gap(embeddings, self.batch, by_id=self.by_id)
+                shape = {"mean_cosine": mean_cosine(embeddings)} | ({} if gap is None else {"gap": gap})
                 stats = dict(result.lazy_stats())
             self.update({"loss": result.loss, "gradient": result.gradient} | shape | stats)
         return self

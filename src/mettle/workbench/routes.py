@@ -21,6 +21,7 @@ from PIL import Image
 from mettle.data.dataset import Samples
 from mettle.errors import InputError, MettleError
 from mettle.evaluate import roc
+from mettle.evaluate.diagnostics.hard_pairs import PairQuery
 from mettle.report.training_plots import PANELS, Panel, log_series, validation_panels
 from mettle.train import RunFolder
 from mettle.train.callbacks import read_log
@@ -201,8 +202,8 @@ def _pairs(data: RunData, kind: Kind, wanted: Filter, count: int, threshold: flo
         found, total = search.find_label_suspects(data, passes, count)
         return {"pairs": [vars(s) for s in found], "total": total}
     which = {
-        "positives": search.query_hardest_positives(),
-        "negatives": search.query_hardest_negatives(),
+        "positives": PairQuery.hardest("genuine"),
+        "negatives": PairQuery.hardest("impostor"),
         "accepts": search.query_false_accepts(threshold),
         "rejects": search.query_false_rejects(threshold),
     }[kind]

@@ -6,11 +6,14 @@ from mettle.errors import InputError, MettleError
 from mettle.evaluate import compare
 from mettle.evaluate.metrics import Metric, PairMetric, metrics_of
 from mettle.report.format import format_rate
+from mettle.report.headline import sort_rows
 from mettle.workbench.lazy_run import LazyRun
 
 
 def compare_runs(first: LazyRun, second: LazyRun) -> list[dict[str, Any]]:
     """One row a number: both values, first − second, its interval, and whether it leaves out 0.
+
+    Numbers of the question that the first run answers come first, as on its page.
 
     Raises:
         InputError: the two were not measured on the same test samples.
@@ -34,7 +37,7 @@ def compare_runs(first: LazyRun, second: LazyRun) -> list[dict[str, Any]]:
     told = [row for row in rows if row is not None]
     if not told:
         raise InputError("too few test identities for the interval of a difference: at least 6 are needed")
-    return told
+    return [dict(row) for row in sort_rows(told, a.question())]
 
 
 def _row(a: Any, b: Any, metric: Metric, at: float | None) -> dict[str, Any] | None:

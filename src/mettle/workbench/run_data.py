@@ -19,6 +19,7 @@ from mettle.evaluate.groups import quantile_bins
 from mettle.evaluate.run.scenarios import Scenario, list_scenarios
 from mettle.evaluate.scoring.cosine import ExactUnitVectors
 from mettle.model import embed
+from mettle.report.headline import question_name, sort_rows
 from mettle.report.metric_tables import is_shown, metric_cells
 from mettle.train import RunFolder, prepare_samples
 
@@ -95,6 +96,13 @@ class RunData:
             "warnings": self._warnings(),
         }
 
+    def question(self) -> str:
+        """What the run answers; verification where it was not evaluated."""
+        try:
+            return question_name(self.run.metrics())
+        except (MettleError, KeyError):
+            return "verification"
+
     def _headline_numbers(self) -> list[dict[str, Any]]:
         """Headline numbers with their intervals, where the run was evaluated with these weights."""
         try:
@@ -103,8 +111,12 @@ class RunData:
             return []
         if found.get("weights") != self.run.contract()["weights"] or self.scenario.name not in found["scenarios"]:
             return []
-        listed = metric_cells(found["scenarios"][self.scenario.name])
-        return [{key: n[key] for key in ("name", "text", "interval", "meaning")} for n in listed if is_shown(n, "tile")]
+        listed = sort_rows(metric_cells(found["scenarios"][self.scenario.name]), self.question())
+        return [
+            {key: n[key] for key in ("name", "text", "interval", "meaning")} | {"has_interval": n["low"] is not None}
+            for n in listed
+            if is_shown(n, "tile")
+        ]
 
     def _warnings(self) -> list[str]:
         found = []

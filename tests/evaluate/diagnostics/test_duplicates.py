@@ -9,6 +9,7 @@ import torch
 from mettle.errors import DataError
 from mettle.evaluate import audit, identification, probe, retrieval, verification
 from mettle.evaluate.diagnostics.duplicates import find_duplicates, hash_rows
+from mettle.report.caveats import rank_audit_caveats
 
 
 def crowd(people=12, each=5, seed=0, dtype=np.float64):
@@ -102,7 +103,7 @@ def test_an_audit_reports_exact_copies():
     x, y = crowd()
     assert audit(x, y).copies.rows == 0
     five = audit(np.repeat(x, 5, axis=0), np.repeat(y, 5))
-    text = next(t for t in five.warnings if "exact copies" in t)
+    text = next(t for t in rank_audit_caveats(five).decisive if "exact copies" in t)
     assert "300 of 300 rows" in text and "60 vectors" in text and "0 and 1" in text
     facts = json.loads(json.dumps(five.summary()))["copies"]
     assert (facts["rows"], facts["vectors"], facts["contradictions"]) == (300, 60, 0)
@@ -116,4 +117,4 @@ def test_copies_under_two_labels_come_first():
     x[59], x[1] = x[0], x[2]
     found = audit(x, y)
     assert found.copies.examples[0] == (0, 59)
-    assert "1 of these vectors carry several labels" in " ".join(found.warnings)
+    assert "1 of these vectors carry several labels" in " ".join(rank_audit_caveats(found))

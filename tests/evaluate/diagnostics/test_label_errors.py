@@ -1,10 +1,10 @@
-"""Suspects with planted errors: how many of the first ones are real, and hardest pairs against a full sort."""
+"""Suspects with planted errors: how many of the first ones are real."""
 
 import numpy as np
 import pytest
 
 from mettle.errors import InputError
-from mettle.evaluate import confusion, hardest_pairs, label_errors, retrieval, same_subject, sample_difficulty
+from mettle.evaluate import confusion, label_errors, retrieval, same_subject, sample_difficulty
 from mettle.evaluate.diagnostics.label_errors import _check_classes, _class_sums, _score_planted_errors
 
 
@@ -118,21 +118,6 @@ def test_people_under_two_labels_come_first():
     assert found[0].suspicion >= found[-1].suspicion
 
 
-@pytest.mark.parametrize("kind", ["genuine", "impostor"])
-def test_hardest_pairs_equal_a_full_sort(kind):
-    x, y, _ = crowd(2, subjects=20, each=4)
-    unit = x.astype(float) / np.linalg.norm(x.astype(float), axis=1, keepdims=True)
-    s = unit @ unit.T
-    i, j = np.triu_indices(len(y), 1)
-    keep = (y[i] == y[j]) == (kind == "genuine")
-    order = np.argsort(s[i, j][keep] * (1 if kind == "genuine" else -1))[:10]
-    found = hardest_pairs(x, y, kind, count=10, each=100)
-    wanted = zip(i[keep][order].tolist(), j[keep][order].tolist(), strict=True)
-    assert [(p.first, p.second) for p in found] == list(wanted)
-    few = hardest_pairs(x, y, kind, count=10, each=1)
-    assert len({tuple(sorted((y[p.first], y[p.second]))) for p in few}) == len(few) == 10
-
-
 def test_confusion_adds_up_to_the_nearest_neighbour_error():
     x, y, _ = crowd(3, noise=1.5)
     found = confusion(x, y)
@@ -158,5 +143,3 @@ def test_what_cannot_be_judged_is_refused(ask):
     if ask in (label_errors, same_subject):
         with pytest.raises(InputError, match="two samples"):
             ask(np.eye(3), [1, 2, 3])
-    with pytest.raises(InputError, match="kind"):
-        hardest_pairs(np.eye(3), [1, 1, 2], "hard")  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import torch
 
 from mettle.errors import DataError
 from mettle.evaluate.inputs import EmbeddingSet
+from mettle.evaluate.scoring.cosine import normalize_rows
 
 MOST, FEW = 0.5, 10  # of a side, and in all: so many rows on both sides are one set used twice, fewer may be chance
 LISTED = 20  # copies that are named
@@ -203,8 +204,8 @@ def _have_one_direction(one: EmbeddingSet, i: np.ndarray, two: EmbeddingSet, j: 
     for start in range(0, len(i), step := max(1, _CELLS // one.dim)):
         part = slice(start, start + step)
         a, b = (
-            _normalize_rows(_rows_in_memory(one.given, i[part])),
-            _normalize_rows(_rows_in_memory(two.given, j[part])),
+            normalize_rows(_rows_in_memory(one.given, i[part])),
+            normalize_rows(_rows_in_memory(two.given, j[part])),
         )
         found[part] = ((a - b) ** 2).sum(axis=1) <= _REACH**2  # 2 − 2 cos, which is finer near 1
     return found
@@ -217,15 +218,8 @@ def _project_directions(side: EmbeddingSet) -> np.ndarray:
     found = np.empty((len(side), 4))
     for start in range(0, len(side), step := max(1, _CELLS // side.dim)):
         part = slice(start, start + step)
-        found[part] = _normalize_rows(_rows_in_memory(side.given, part)) @ along
+        found[part] = normalize_rows(_rows_in_memory(side.given, part)) @ along
     return found
-
-
-def _normalize_rows(x: np.ndarray) -> np.ndarray:
-    """Directions in float64, whatever the lengths."""
-    x = x.astype(np.float64)
-    x /= np.abs(x).max(axis=1, keepdims=True)
-    return x / np.sqrt((x * x).sum(axis=1, keepdims=True))
 
 
 def hash_rows(values: np.ndarray | torch.Tensor, double: bool = True) -> np.ndarray:

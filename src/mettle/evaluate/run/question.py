@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mettle.errors import DataError
-from mettle.evaluate.validation import MetricName
+from mettle.evaluate.run.validation import MetricName
 from mettle.train.recipe import Recipe
 
 QuestionName = Literal["closed-set", "retrieval", "verification"]

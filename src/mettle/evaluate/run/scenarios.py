@@ -9,7 +9,7 @@
 Identities of the test split were never trained on where the split is class-disjoint; the metrics say which it is.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,11 @@ import torch
 from mettle.data.dataset import Samples
 from mettle.data.transforms import to_input_tensor
 from mettle.errors import DataError, MettleError
-from mettle.evaluate import inputs, roc
+from mettle.evaluate import inputs
 from mettle.evaluate.audit import PAIRED, identities_within_budget
+from mettle.evaluate.calibration import apply_threshold
 from mettle.evaluate.clustering import clustering
+from mettle.evaluate.diagnostics.hard_pairs import Block, HardPair, PairQuery, search_pairs
 from mettle.evaluate.inputs import Numbers, Wholes
 from mettle.evaluate.retrieval import Retrieval, retrieval
 from mettle.evaluate.verification import Verification, verification
@@ -50,6 +52,31 @@ class Scenario:
         apart, together = self.trials == "across", self.trials == "within"
         given |= {"exclude_same_domain": apart, "only_same_domain": together, "across_ranks": across_ranks}
         return retrieval(**given, k=ks)
+
+    def search_pairs(
+        self,
+        z: np.ndarray,
+        samples: Samples,
+        query: PairQuery,
+        *,
+        count: int,
+        each: int | None = None,
+        blocks: Iterable[Block] | None = None,
+    ) -> list[HardPair]:
+        """The first pairs of this scenario that a query is about, by position in the test split.
+
+        Args:
+            z: embeddings of the test split.
+            samples: the test split.
+            query: which pairs come first.
+            count: how many.
+            each: how many of them may show the same two identities; None: any number.
+            blocks: parts of the scenario to look at; by default all of it.
+        """
+        domains = None if samples.domain is None else samples.domain.codes
+        rows = inputs.check_embeddings(z, samples.labels, ids=samples.ids, domains=domains)
+        blocks = [(self.probe, self.gallery)] if blocks is None else blocks
+        return search_pairs(rows, blocks, query, trials=self.trials, count=count, each=each)
 
     def fewest_candidates(self, samples: Samples) -> int:
         """Candidates of the query that has fewest among those with a right one."""
@@ -219,12 +246,8 @@ def transfer_thresholds(results: ScenarioResults, set_thresholds: Mapping[str, A
         for far, entry in set_thresholds.items():
             if entry["threshold"] is None:
                 continue
-            accepts, rejects = roc.error_counts(v.scores, entry["threshold"])
-            found[scenario.name][far] = {
-                "threshold": entry["threshold"],
-                "fmr": float(accepts) / v.impostor,
-                "tar": 1 - float(rejects) / v.genuine,
-            }
+            there = apply_threshold(entry["threshold"], float(far), v, intervals=False)
+            found[scenario.name][far] = {"threshold": there.threshold, "fmr": there.fmr, "tar": there.tar}
     return found
 
 

@@ -129,6 +129,15 @@ class ExactUnitTensor:
         return torch.round((dot + cross) * 10.0**DECIMALS) / 10.0**DECIMALS
 
 
+def normalize_rows(x: np.ndarray) -> np.ndarray:
+    """Rows of length 1 in float64, whatever their length was; a row of zeros stays one."""
+    x = x.astype(np.float64)
+    largest = np.abs(x).max(axis=1, keepdims=True)  # first: squares of huge or tiny numbers are none
+    x /= np.where(largest > 0, largest, 1)
+    length = np.sqrt((x * x).sum(axis=1, keepdims=True))
+    return x / np.where(length > 0, length, 1)
+
+
 def _sum_squares(x: Any, rint: Callable[[Any], Any]) -> Any:
     """Σ x² of each row, entries at most one in size, as whole numbers of two sizes: no order of summation shows."""
     square = x * x * _SQUARES

@@ -4,20 +4,25 @@ A fast score is a product in the precision of the input: d products and as many 
 and the rounding of its bin, so it is off by at most δ = (d + 16)·2⁻²⁴ in float32.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from mettle.evaluate.scoring.bins import Bins, EvenBins, ScoreWindow, WindowCollector
 from mettle.evaluate.scoring.pair_tiles import PairTiles
+from mettle.evaluate.scoring.rank_parts import merge_windows, pack_windows
 from mettle.evaluate.scoring.scores import ScoreBlock
+from mettle.evaluate.scoring.tile_threads import count_threads, map_in_threads
 from mettle.pairs.distributed import ALONE, RankGroup
 
 ABSENT = -1.5  # what a masked cell of a tile is set to where bins do not matter: below every cosine
 LEAST = -1.00005  # a little below every cosine, and above what is absent
 DEAR = 16  # scoring a listed pair costs about as much as so many in a tile
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +55,14 @@ class FastPasses:
 
     design: PairTiles
     ranks: RankGroup = ALONE  # of all tiles and genuine pairs, those of this rank
+    sides: tuple[np.ndarray, np.ndarray] | None = None  # in the precision of the products, where that is at hand
+
+    def map_parts(self, work: Callable[["FastPasses"], Result]) -> list[Result]:
+        """``work`` of every part of these tiles, a thread for each; together they have every tile once."""
+        size = len(self.design.rows[0]) * len(self.design.rows[1]) // (1 + self.design.is_symmetric)
+        count, sides = count_threads(size // self.ranks.size), self._round_sides()
+        parts = [replace(self, ranks=part, sides=sides) for part in self.ranks.split(count)]
+        return list(map_in_threads(work, parts, count))
 
     @property
     def score_dtype(self) -> np.dtype:
@@ -80,6 +93,10 @@ class FastPasses:
     def stream(self, with_subjects: bool) -> Iterator[ScoreBlock]:
         """Genuine scores, exactly, and fast scores of every impostor pair: what resampling is content with."""
         yield from self.genuine_blocks()
+        yield from self.impostor_blocks(with_subjects)
+
+    def impostor_blocks(self, with_subjects: bool) -> Iterator[ScoreBlock]:
+        """Fast scores of every impostor pair, tile by tile, in one buffer that is used again."""
         for rows, cols, mixed, tile in self._product_tiles():
             block = self.design.split_tile(rows, cols, tile, mixed, with_subjects)
             yield block._replace(genuine=block.genuine[:0], genuine_subject=block.genuine_subject[:0])
@@ -93,9 +110,7 @@ class FastPasses:
             yield rows, cols, tile
 
     def _product_tiles(self) -> Iterator[tuple[slice, slice, bool, np.ndarray]]:
-        design = self.design
-        first = design.probe.vectors().astype(self.score_dtype)
-        second = first if design.is_symmetric else design.gallery.vectors().astype(self.score_dtype)
+        design, (first, second) = self.design, self.sides or self._round_sides()
         room = np.empty(design.largest_tile(), self.score_dtype)
         for rows, cols, mixed in self.ranks.share(design.tiles()):
             shape = (rows.stop - rows.start, cols.stop - cols.start)
@@ -106,8 +121,16 @@ class FastPasses:
                 np.matmul(first[rows], second[cols].T, out=room[: shape[0] * shape[1]].reshape(shape)),
             )
 
+    def _round_sides(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both sides in the precision of the products."""
+        first = self.design.probe.vectors().astype(self.score_dtype)
+        return first, first if self.design.is_symmetric else self.design.gallery.vectors().astype(self.score_dtype)
+
     def count_bins(self, bins: EvenBins) -> np.ndarray:
         """Pass 1."""
+        return np.sum(self.map_parts(lambda part: part._count_part(bins)), axis=0)
+
+    def _count_part(self, bins: EvenBins) -> np.ndarray:
         tally = torch.zeros(bins.count, dtype=torch.int64)
         scale, shift = self.score_dtype.type(bins.scale), self.score_dtype.type(bins.shift)
         index = np.empty(self.design.largest_tile(), np.int32)
@@ -123,6 +146,10 @@ class FastPasses:
 
     def refine_windows(self, windows: Sequence[tuple[float, float]]) -> list[ScoreWindow]:
         """Pass 2."""
+        parts = self.map_parts(lambda part: part._refine_part(windows))
+        return parts[0] if len(parts) == 1 else merge_windows(windows, [pack_windows(part) for part in parts])
+
+    def _refine_part(self, windows: Sequence[tuple[float, float]]) -> list[ScoreWindow]:
         sieves = [WindowCollector(*w, np.dtype(self.design.dtype)) for w in windows]
         room, flag = np.empty(self.design.largest_tile(), self.score_dtype), np.empty(self.design.largest_tile(), bool)
         for rows, cols, tile in self.tiles():

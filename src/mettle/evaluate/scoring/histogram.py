@@ -70,7 +70,7 @@ class HistogramScores(ScoreStore):
         return int(self.before[-1])
 
     @property
-    def failed(self) -> tuple[int, int]:
+    def failed_pairs(self) -> tuple[int, int]:
         """None: embeddings always have templates."""
         return 0, 0
 

@@ -18,6 +18,8 @@ import numpy as np
 from mettle.errors import InputError
 from mettle.evaluate.inputs import EmbeddingSet, joint_codes
 from mettle.evaluate.scoring.cosine import ExactUnitVectors
+from mettle.evaluate.scoring.scores import round_threshold_up
+from mettle.evaluate.scoring.tile_threads import count_threads, map_in_threads
 from mettle.pairs.distributed import ALONE, RankGroup
 
 _TILE = 1 << 22  # scores held at a time
@@ -180,55 +182,73 @@ def rank_relevant(
     count, size = (len(side) for side in relevance.code)
     shelf, own = _GalleryByLabel.from_relevance(relevance), _OwnSamples.from_relevance(relevance)
     step = min(chunk or max(1, _TILE // size), count)
-    for start in ranks.share(range(0, count, step)):
+
+    def rank_from(start: int) -> RelevantRanks | None:
+        """Rank the queries of one tile."""
         rows = np.arange(start, min(start + step, count))
-        place, col = relevance.relevant_pairs(rows, shelf)
-        mask, single = relevance.excluded_candidates(rows, shelf, own)
-        left = np.unique(np.stack(single), axis=1)[0] if len(single[0]) else single[0]
-        candidates = size - np.bincount(left, minlength=len(rows))
+        return _rank_tile(relevance, score, fast, rows, shelf, own, most)
+
+    threads = 1 if fast is None else count_threads(count * size // ranks.size)
+    found = map_in_threads(rank_from, ranks.share(range(0, count, step)), threads)
+    yield from (tile for tile in found if tile is not None)
+
+
+def _rank_tile(
+    relevance: Relevance,
+    score: ScoreRows,
+    fast: "FastCosine | None",
+    rows: np.ndarray,
+    shelf: _GalleryByLabel,
+    own: _OwnSamples,
+    most: int,
+) -> RelevantRanks | None:
+    """Rank some queries; None where none of them has a relevant candidate."""
+    size = len(relevance.code[1])
+    place, col = relevance.relevant_pairs(rows, shelf)
+    mask, single = relevance.excluded_candidates(rows, shelf, own)
+    left = np.unique(np.stack(single), axis=1)[0] if len(single[0]) else single[0]
+    candidates = size - np.bincount(left, minlength=len(rows))
+    if mask is not None:
+        mask[single] = True
+        candidates = size - mask.sum(axis=1)
+    total = np.bincount(place, minlength=len(rows))
+    judged = np.flatnonzero(total)
+    few = judged[candidates[judged] < most]
+    if len(few):
+        raise InputError(
+            f"k={most} exceeds the candidates of query {rows[few[0]]}, which has {candidates[few[0]]}: "
+            "ask for a smaller k or give a larger gallery"
+        )
+    if not len(judged):
+        return None
+
+    def remove_excluded(tile: np.ndarray, some: np.ndarray) -> None:
+        """Take what is no candidate of the queries at ``some`` out of their scores."""
         if mask is not None:
-            mask[single] = True
-            candidates = size - mask.sum(axis=1)
-        total = np.bincount(place, minlength=len(rows))
-        judged = np.flatnonzero(total)
-        few = judged[candidates[judged] < most]
-        if len(few):
-            raise InputError(
-                f"k={most} exceeds the candidates of query {rows[few[0]]}, which has {candidates[few[0]]}: "
-                "ask for a smaller k or give a larger gallery"
-            )
-        if not len(judged):
-            continue
+            tile[mask[some]] = -np.inf
+            return
+        at = np.full(int(some.max()) + 1, -1)
+        at[some] = np.arange(len(some))
+        inside = single[0] < len(at)
+        here = at[single[0][inside]]
+        tile[here[here >= 0], single[1][inside][here >= 0]] = -np.inf
 
-        def remove_excluded(
-            tile: np.ndarray, some: np.ndarray, mask: np.ndarray | None = mask, single: tuple = single
-        ) -> None:
-            """Take what is no candidate of the queries at ``some`` out of their scores."""
-            if mask is not None:
-                tile[mask[some]] = -np.inf
-                return
-            at = np.full(int(some.max()) + 1, -1)
-            at[some] = np.arange(len(some))
-            inside = single[0] < len(at)
-            here = at[single[0][inside]]
-            tile[here[here >= 0], single[1][inside][here >= 0]] = -np.inf
-
-        above, tied = np.empty(len(place), np.int64), np.empty(len(place), np.int64)
-        todo = judged
-        if fast is not None and len(place) * _DEAR < len(judged) * size:
-            todo = _count_fast(fast, rows, judged, place, col, remove_excluded, above, tied)
-        chosen = np.isin(place, todo)
-        for some in _slice_values(todo, max(1, _TILE // size // 4) if fast is not None else len(todo)):
-            exact = score(rows[some])
-            remove_excluded(exact, some)
-            mine = np.flatnonzero(chosen & (place >= some[0]) & (place <= some[-1]))
-            local = np.searchsorted(some, place[mine])
-            wanted = exact[local, col[mine]]
-            exact.sort(axis=1)
-            first = _search_rows(exact, local, wanted, right=False)
-            last = _search_rows(exact, local, wanted, right=True)
-            above[mine], tied[mine] = size - last, last - first
-        yield RelevantRanks(rows[judged], candidates[judged], np.searchsorted(judged, place), above, tied)
+    above, tied = np.empty(len(place), np.int64), np.empty(len(place), np.int64)
+    todo = judged
+    if fast is not None and len(place) * _DEAR < len(judged) * size:
+        todo = _count_fast(fast, rows, judged, place, col, remove_excluded, above, tied)
+    chosen = np.isin(place, todo)
+    for some in _slice_values(todo, max(1, _TILE // size // 4) if fast is not None else len(todo)):
+        exact = score(rows[some])
+        remove_excluded(exact, some)
+        mine = np.flatnonzero(chosen & (place >= some[0]) & (place <= some[-1]))
+        local = np.searchsorted(some, place[mine])
+        wanted = exact[local, col[mine]]
+        exact.sort(axis=1)
+        first = _search_rows(exact, local, wanted, right=False)
+        last = _search_rows(exact, local, wanted, right=True)
+        above[mine], tied[mine] = size - last, last - first
+    return RelevantRanks(rows[judged], candidates[judged], np.searchsorted(judged, place), above, tied)
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,7 +314,11 @@ def _count_fast(
     inside = np.bincount(local[doubtful], window[doubtful], minlength=len(judged))
     whole = (windows > _WINDOWS) | (inside * _DEAR > size)
     open_ = doubtful[~whole[local[doubtful]]]
-    found = [np.flatnonzero((tile[local[p]] >= low[p]) & (tile[local[p]] <= high[p])) for p in open_]
+    first, last = (
+        round_threshold_up(low, tile.dtype),
+        -round_threshold_up(-high, tile.dtype),
+    )  # one type is compared fast
+    found = [np.flatnonzero((tile[local[p]] >= first[p]) & (tile[local[p]] <= last[p])) for p in open_]
     if found:
         counts = np.array([len(f) for f in found])
         near = fast.exact_pair_scores(np.repeat(rows[place[open_]], counts), np.concatenate(found))

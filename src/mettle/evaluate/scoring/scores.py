@@ -105,7 +105,7 @@ class ScoreStore(ABC):
 
     @property
     @abstractmethod
-    def failed(self) -> tuple[int, int]:
+    def failed_pairs(self) -> tuple[int, int]:
         """Genuine and impostor pairs with a failed template, whose score is −∞."""
 
     @abstractmethod
@@ -209,7 +209,7 @@ class SortedScores(ScoreStore):
         return self.impostor.dtype
 
     @property
-    def failed(self) -> tuple[int, int]:
+    def failed_pairs(self) -> tuple[int, int]:
         """Genuine and impostor pairs with a failed template, whose score is −∞."""
         genuine, impostor = (np.searchsorted(a, a.dtype.type(-np.inf), "right") for a in (self.genuine, self.impostor))
         return int(genuine), int(impostor)

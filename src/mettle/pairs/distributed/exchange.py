@@ -56,6 +56,10 @@ class RankGroup:
         """This rank's part of some work: every ``size``-th item."""
         return islice(items, self.rank, None, self.size)
 
+    def split(self, count: int) -> list[Self]:
+        """This rank's part in so many parts, each of which shares as a rank does."""
+        return [type(self)(self.rank + self.size * part, self.size * count) for part in range(count)]
+
     def compute(self, work: Callable[[], Arrays]) -> list[dict[str, np.ndarray]]:
         """What every rank computes, by rank; arrays of numbers or text, of any shapes, each rank its own.
 

@@ -16,8 +16,15 @@ export function showNumbers(view) {
       el("div", { class: "interval", text: n.interval }),
     ),
   );
-  const note = el("p", { class: "note", text: "Ranges are 95 % intervals over resampled identities." });
+  const note = el("p", { class: "note", text: describeIntervals(view.facts.numbers) });
   byId("numbers").replaceChildren(...(tiles.length ? [el("div", { class: "tiles" }, tiles), note] : []));
+}
+
+// What the ranges beside the numbers are, or why there are none.
+export function describeIntervals(numbers) {
+  return numbers.some((n) => n.has_interval)
+    ? "Ranges are 95 % intervals over resampled identities."
+    : "There are no intervals: too few identities were tested to resample them.";
 }
 
 export async function showComparison(first, second) {

@@ -78,7 +78,7 @@ class MetricName:
 
 @dataclass(frozen=True)
 class ValidationScore:
-    """Measures a model on samples by names of metrics, see :mod:`mettle.evaluate.validation`: a score for training.
+    """Measures a model on samples by names of metrics, see :mod:`mettle.evaluate.run.validation`: a score for training.
 
     Attributes:
         minimum: subjects that a group needs to be the worst one.
