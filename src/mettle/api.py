@@ -47,14 +47,14 @@ from mettle.model import (
 )
 from mettle.model.embedder import find_device
 from mettle.model.neck import Neck, Space, check_neck
+from mettle.pairs.distributed import RankGroup, join_ranks
 from mettle.train.callbacks import Callback, Progress
 from mettle.train.datamodule import load_run_samples, prepare_samples
 from mettle.train.factory import describe_object
-from mettle.train.from_recipe import GivenObjects, build_model, evenly_spaced, train
+from mettle.train.from_recipe import RESUME, GivenObjects, build_model, evenly_spaced, train
 from mettle.train.methods.base import takes_after
 from mettle.train.methods.supervised import check_spaces
 from mettle.train.optim import SCHEDULES, TORCH_SCHEDULES
-from mettle.train.ranks.session import current_ranks, join_ranks
 from mettle.train.recipe import parse_recipe
 from mettle.train.recipe_files import ADOPTED
 from mettle.train.run_folder import RunFolder, create_run, open_run_folder, save_artifact, software_versions
@@ -213,7 +213,7 @@ def adopt(
     return Run(run, True, (*why, *_describe_inputs(run)), embedder)
 
 
-@join_ranks()
+@join_ranks(remedy=RESUME)
 def fit(
     model: Any,
     data: Any,
@@ -242,6 +242,7 @@ def fit(
     ema: float | None = None,
     ema_start: float | None = None,
     distill: float | None = None,
+    shard_classes: bool = False,
     select: str | None = None,
     patience: int | None = None,
     callbacks: Sequence[Callback] = (),
@@ -291,6 +292,8 @@ def fit(
         ema: decay of a moving average of the weights, which is then what is kept.
         ema_start: share of training before that average begins, such as 0.5.
         distill: how much is learned from the similarities that the moving average gives, such as 1.0.
+        shard_classes: whether each process of torchrun holds the vectors of its own classes only, for a loss that is
+            named, such as ``{"kind": "ArcFace"}``.
         select: the metric by which the best step is kept, measured on validation identities: ``"tar@1e-3"``.
         patience: evaluations without improvement after which training ends.
         callbacks: further ones, see `mettle.train.Callback`.
@@ -303,7 +306,7 @@ def fit(
         the run; ``run.evaluate()`` and ``run.report()`` measure it.
     """
     notes: list[str] = []
-    quiet = quiet or not current_ranks().is_first
+    quiet = quiet or not RankGroup.current().is_first
 
     def say(note: str) -> None:
         notes.append(note)
@@ -338,6 +341,7 @@ def fit(
             "ema_start": ema_start or 0.0,
             "distill": distill or 0.0,
             "device": device,
+            "shard_classes": shard_classes,
             "select": select,
             "patience": patience,
             "freeze": freeze,

@@ -4,7 +4,6 @@ The kernels run in triton's interpreter, in float32, against the dense engine in
 """
 
 import ast
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 import mettle.difficulty
 import mettle.losses
 import mettle.pairs
+from interpreted import interpreted
 from laws.members import DIFFICULTIES, FORMS, with_difficulty
 from mettle.difficulty import AdaptiveThreshold, Hardest, Importance, Product, Relative, Threshold, curriculum
 from mettle.errors import InputError
@@ -35,10 +35,6 @@ from mettle.pairs.declarations import declared_traits, overridden_since
 from mettle.pairs.kernel_spec import declared_spec, declared_weights
 from mettle.pairs.kernels import collect_inputs, evaluate_fused, lower_loss
 
-interpreted = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or torch.cuda.is_available(),
-    reason="needs triton's interpreter: without triton nothing runs, with a GPU tests/gpu does",
-)
 # The interpreter computes with NumPy, which warns where a masked entry divides by zero.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

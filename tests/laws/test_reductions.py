@@ -1,6 +1,5 @@
 """Every loss under every reduction, against the reductions written out over its values per anchor."""
 
-import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 import mettle.losses
 import mettle.train
+from interpreted import interpreted
 from laws.members import DIFFICULTIES, FORMS, batch, differentiable, fitting, pairs_batch, with_difficulty
 from mettle.errors import InputError, MettleError
 from mettle.losses import Center, InfoNCE, NPair, ProxyAnchor, SupCon, Triplet, WeightedSum
@@ -96,10 +96,7 @@ def test_pairs_are_those_that_the_difficulty_leaves_in_whichever_engine_counts(d
         assert_alike(loss(z, y, **options), (present * values).sum() / present.sum(), z)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or torch.cuda.is_available(),
-    reason="needs triton's interpreter: without triton nothing runs, with a GPU tests/gpu does",
-)
+@interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("against", ["itself", "references"])
 @pytest.mark.parametrize(

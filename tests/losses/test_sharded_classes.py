@@ -145,10 +145,20 @@ def work(rank: int, ranks: int, folder: str) -> None:
             found[f"loaded {name}"] = {key: x.clone() for key, x in loss.state_dict().items()} | {
                 f"moment {key}": optimizer.state[p]["exp_avg"] for key, p in loss.named_parameters()
             }
+    for name in ("arcface", "subcenter"):
+        kind, options = CASES[name]
+        found[f"started {name}"] = build(kind, options).start_from(*starts(), centered=True).weight.detach()
+    whole: Any = build(ArcFace, {})
+    found["gathered"] = whole.gather_rows(whole.weight)
     found["sent"] = [bytes_sent(classes, own) for classes in (C, 10 * C)]
     found["refused"] = refusals(rank, folder, ranks)
     torch.save(found, Path(folder) / f"found {rank} of {ranks}.pt")
     dist.destroy_process_group()
+
+
+def starts():
+    """Embeddings of some classes, not of all."""
+    return drawn(40, DIM, seed=7), torch.arange(40) * 3 % 19
 
 
 def bytes_sent(classes, own):
@@ -174,7 +184,6 @@ def refusals(rank, folder, ranks):
         "settings": lambda: build(ArcFace, {"margin": 0.1 + rank})(z, y),
         "wrapped": lambda: across_ranks(loss),
         "predict": lambda: loss.predict(z),
-        "start": lambda: loss.start_from(z, y),
         "statistics": lambda: loss.statistics(z, y),
         "again": lambda: save_class_shards(Path(folder) / f"arcface {ranks}", loss),
         "nothing": lambda: load_class_shards(Path(folder) / "nothing", loss),
@@ -319,13 +328,31 @@ def test_what_a_step_sends_does_not_grow_with_the_classes(folder, ranks):
         assert few == many == expected + described
 
 
+@pytest.mark.parametrize("ranks", SPLITS)
+def test_vectors_start_at_class_means_as_in_one_process(folder, ranks):
+    parts = found_by(folder, ranks)
+    for name in ("arcface", "subcenter"):
+        kind, options = CASES[name]
+        wanted = plain(kind, options, build(kind, options)).start_from(*starts(), centered=True).weight
+        close(torch.cat([part[f"started {name}"] for part in parts]), wanted, name)
+
+
+@pytest.mark.parametrize("ranks", SPLITS)
+def test_rank_0_gathers_the_rows_of_all_classes(folder, ranks):
+    whole: Any = build(ArcFace, {})
+    parts = found_by(folder, ranks)
+    close(parts[0]["gathered"], whole.weight, "gathered")
+    assert all(len(part["gathered"]) < C for part in parts[1:])
+    assert torch.equal(whole.select_rows(whole.weight), whole.weight)
+    assert whole.gather_rows(whole.weight) is whole.weight
+
+
 WORDS = {
     "label": "label 23 is out of range: 23 classes",
     "width": "rank 1: embeddings are 4 wide",
     "settings": "hold different losses",
     "wrapped": "across ranks already",
     "predict": "predict needs all class vectors",
-    "start": "start_from needs all",
     "statistics": "statistics needs all",
     "again": "a folder of its own",
     "nothing": "has no classes.json",

@@ -1,9 +1,6 @@
 """The fused kernels in triton's interpreter: value and gradient equal to dense, on small odd shapes, in float32."""
 
 import dataclasses
-import importlib.util
-import os
-import sys
 from itertools import product
 from types import SimpleNamespace
 from typing import get_args
@@ -11,14 +8,10 @@ from typing import get_args
 import pytest
 import torch
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed: the fused kernels cannot run", allow_module_level=True)
-if torch.cuda.is_available():
-    pytest.skip("a GPU is here: tests/gpu runs the same kernels on it", allow_module_level=True)
-if os.environ.get("TRITON_INTERPRET") != "1":
-    if "triton" in sys.modules:
-        pytest.skip("triton was imported before its interpreter was asked for", allow_module_level=True)
-    os.environ["TRITON_INTERPRET"] = "1"
+from interpreted import ask_for_interpreter
+
+if (problem := ask_for_interpreter()) is not None:
+    pytest.skip(problem, allow_module_level=True)
 
 from covering import cover_axes, mark_slow_except
 from mettle.difficulty import (

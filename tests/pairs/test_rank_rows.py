@@ -1,9 +1,6 @@
 """The kernels with rows of one rank and columns of all, in triton's interpreter: what one process gets from dense."""
 
-import importlib.util
 import json
-import os
-import sys
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -12,14 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed: the fused kernels cannot run", allow_module_level=True)
-if torch.cuda.is_available():
-    pytest.skip("a GPU is here: tests/gpu runs the same kernels on it", allow_module_level=True)
-if os.environ.get("TRITON_INTERPRET") != "1":
-    if "triton" in sys.modules:
-        pytest.skip("triton was imported before its interpreter was asked for", allow_module_level=True)
-    os.environ["TRITON_INTERPRET"] = "1"
+from interpreted import ask_for_interpreter
+
+if (problem := ask_for_interpreter()) is not None:
+    pytest.skip(problem, allow_module_level=True)
 
 from covering import mark_slow_except
 from mettle.difficulty import Relative, Threshold

@@ -1,14 +1,17 @@
 """Gradient caching: the gradient of the whole batch, in the memory of a micro-batch."""
 
 import copy
+import json
 import os
 import sys
 import traceback
 import weakref
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mettle.data.dataset import Samples
+from mettle.data.inputs import ImageArray
 from mettle.data.loader import Batch
 from mettle.difficulty import Relative, Threshold
 from mettle.errors import InputError
@@ -23,15 +28,19 @@ from mettle.losses import AdaCos, ArcFace, CosFace, InfoNCE, SimilarityClassific
 from mettle.model import ModuleEmbedder
 from mettle.pairs import across_ranks
 from mettle.train import GradientCaching, HardnessAware, Similarity, Supervised, TwoEncoder, train
+from mettle.train.from_recipe import GivenObjects
 from mettle.train.gradient_caching import cached_forward
 from mettle.train.methods.distillation import DistillationSettings
 from mettle.train.methods.hardness_aware import Synthesis
 from mettle.train.methods.past_embeddings import QueueSettings
+from mettle.train.recipe import parse_recipe
 from processes import Forked
 
 from .conftest import tiny
 
 N, WIDE, DIM = 26, 5, 4
+SIDE = 64  # of large pictures
+LOSS_BYTES = 1 << 25  # that a loss over 4,096 embeddings takes on a processor
 
 
 class Noise(nn.Module):
@@ -428,6 +437,58 @@ def test_a_batch_of_4096_takes_the_memory_of_64():
     embeddings, states = z.numel() * 4, 64 * 5056  # of random numbers, in bytes
     assert cached <= small + 4 * embeddings + 4 * weights + states
     assert most_held(lambda: step(network, 512), x) > 6 * small
+
+
+def status(key: str) -> int:
+    """A number of bytes that Linux tells of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+def train_pictures(folder: str, count: int, cached: int) -> None:
+    """Two steps of the trainer on so many pictures a batch; prints the most memory that they took."""
+    torch.set_num_threads(1)
+    pixels = np.random.default_rng(0).integers(0, 256, (4096, SIDE, SIDE, 3), np.uint8)
+    samples = Samples.of(ImageArray(pixels), np.arange(4096) // 8, split=["train"] * 4096)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16 * 16, 8))
+    values = {"data": {"source": "given"}, "loss": {"kind": "SupCon"}, "model": {"backbone": "given:given"}}
+    values |= {"batch": {"classes": count // 8, "samples": 8, "cached": cached, "augment": "mild"}}
+    recipe = parse_recipe(values | {"train": {"steps": 2, "device": "cpu", "collapse_gap": 0}})
+    given = GivenObjects(samples, model=ModuleEmbedder.from_example(network, pixels[:4]), loss=SupCon(0.2))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    before = status("VmRSS")
+    train(recipe, Path(folder) / f"{count}-{cached}", given=given, tensorboard=False)
+    print(status("VmHWM") - before, flush=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the peak of a process")
+def test_the_trainer_takes_the_memory_of_64_and_a_batch_of_bytes(tmp_path):
+    cases = {"small": (64, 0), "cached": (4096, 64), "plain": (4096, 0)}
+    peak = {}
+    for name, (count, cached) in cases.items():
+        out, err = Forked(train_pictures, str(tmp_path), count, cached).communicate(timeout=300)
+        assert out, err
+        peak[name] = int(out.split()[-1])
+    raw = 4096 * SIDE * SIDE * 3
+    # One batch in use, one that waits and one that is being read.
+    assert peak["cached"] < peak["small"] + 3 * raw + LOSS_BYTES
+    assert peak["plain"] > peak["small"] + 10 * raw
+
+
+def test_the_trainer_sees_the_same_inputs_with_and_without(source, tmp_path):
+    """Losses of all steps are equal, with pictures that are changed at random, each micro-batch by itself."""
+    found = {}
+    for cached in (0, 5):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 8))
+        recipe = tiny(source).with_values({"batch.cached": cached})
+        recipe = recipe.with_values({"train.log_every": 1, "train.optimizer": {"kind": "SGD"}, "train.rate": 1e-3})
+        model = ModuleEmbedder.from_example(network, np.zeros((4, 12, 12, 1), np.uint8))
+        folder = tmp_path / str(cached)
+        train(recipe, folder, given=GivenObjects(model=model, loss=SupCon(0.2)), tensorboard=False)
+        found[cached] = [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert len(found[5]) == 12 and found[5] == pytest.approx(found[0], rel=1e-6)
 
 
 # Ranks.

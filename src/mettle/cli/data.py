@@ -61,7 +61,7 @@ def audit(
     read_megabytes: ReadMegabytes = 1024,
 ) -> None:
     """Audit embeddings of any model: one page and one JSON with everything that can be said about them."""
-    from mettle.cli.torchrun import join_rank_group
+    from mettle.cli.torchrun import join_ranks_quietly
     from mettle.errors import InputError
     from mettle.evaluate import audit as run_audit
     from mettle.evaluate import read_embeddings
@@ -74,7 +74,7 @@ def audit(
     chosen = {"label": label, "domain": domain, "groups": group, "image": image, "embeddings": embeddings}
     output = output or files[0].parent / f"{files[0].name.partition('.')[0]}-audit"
     audit_page_path(output)  # a name that will not do is said before the work
-    with join_rank_group() as ranks, read_within_limits(read_seconds, read_megabytes):
+    with join_ranks_quietly() as ranks, read_within_limits(read_seconds, read_megabytes):
         table = read_embeddings(*files, where=where or (), **chosen)  # type: ignore[arg-type]
         print(f"{files[0]}: {len(table)} embeddings of dimension {table.values.shape[1]}", flush=True)
         found = run_audit(table, fars=far or FARS, across_ranks=ranks.size > 1)

@@ -27,6 +27,13 @@ Far = Annotated[float | None, typer.Option(help="False-accept rate to answer at;
 Threshold = Annotated[float | None, typer.Option(help="A threshold by hand instead.")]
 Model = Annotated[Path | None, typer.Option(help="The run whose embeddings the gallery holds; needed once.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Milvus = Annotated[
+    str | None,
+    typer.Option(
+        envvar="METTLE_MILVUS",
+        help="Address of a Milvus server that searches, http://user:password@host:19530. Default: search here.",
+    ),
+]
 
 
 @gallery_app.command()
@@ -161,6 +168,7 @@ def identify(
     far: Far = None,
     threshold: Threshold = None,
     model: Model = None,
+    milvus: Milvus = None,
     as_json: Json = False,
 ) -> None:
     """Who is this? The best candidates of every probe; "no match" where nobody reaches the threshold.
@@ -169,7 +177,7 @@ def identify(
     """
     from mettle.gallery import Gallery
 
-    with Gallery.open(gallery, model=model, read_only=True, create=False) as opened:
+    with Gallery.open(gallery, model=model, read_only=True, create=False, milvus=milvus) as opened:
         answers = opened.identify_many(_read_templates(pictures, embeddings), k=k, far=far, threshold=threshold)
     if as_json:
         print(json.dumps([asdict(found) | {"verdict": found.verdict} for found in answers]))
@@ -345,12 +353,12 @@ def print_notes(notes: Sequence[str]) -> None:
 
 
 @gallery_app.command()
-def info(gallery: Where, as_json: Json = False) -> None:
+def info(gallery: Where, milvus: Milvus = None, as_json: Json = False) -> None:
     """What a gallery holds, under which model, and how it searches."""
     from mettle.gallery import Gallery
     from mettle.gallery.thresholds import NOT_CALIBRATED
 
-    with Gallery.open(gallery, read_only=True, create=False) as opened:
+    with Gallery.open(gallery, read_only=True, create=False, milvus=milvus) as opened:
         notes, found = opened.notes, opened.info()
     if as_json:
         print(json.dumps(asdict(found) | {"notes": notes}, default=str))
@@ -427,7 +435,7 @@ def ids(gallery: Where) -> None:
 
 
 @gallery_app.command()
-def check(gallery: Where) -> None:
+def check(gallery: Where, milvus: Milvus = None) -> None:
     """Look for damage in storage and index. Exit status 1 where there is any."""
     from mettle.errors import GalleryError, GalleryLocked, GalleryUnavailable
     from mettle.gallery import Gallery
@@ -435,7 +443,7 @@ def check(gallery: Where) -> None:
 
     there = gallery_exists(gallery)
     try:
-        with Gallery.open(gallery, read_only=True, create=False) as opened:
+        with Gallery.open(gallery, read_only=True, create=False, milvus=milvus) as opened:
             print_notes(opened.notes)
             problems = opened.check()
     except (GalleryLocked, GalleryUnavailable):
@@ -492,11 +500,11 @@ def audit(
 
 
 @gallery_app.command()
-def compact(gallery: Where) -> None:
+def compact(gallery: Where, milvus: Milvus = None) -> None:
     """Erase deleted templates from every file of the gallery."""
     from mettle.gallery import Gallery
 
-    with Gallery.open(gallery, create=False) as opened:
+    with Gallery.open(gallery, create=False, milvus=milvus) as opened:
         opened.compact()
     print("compacted")
 
@@ -508,12 +516,13 @@ def index(
     latency_ms: Annotated[float | None, typer.Option(help="Wanted time per probe.")] = None,
     recall: Annotated[float, typer.Option(help="Least share of true neighbours to find.")] = 0.99,
     memory_mb: Annotated[float | None, typer.Option(help="Most memory for the index.")] = None,
+    milvus: Milvus = None,
 ) -> None:
     """Choose and build the index anew; prints what it loses against exact search."""
     from mettle.gallery import Gallery, IndexSpec
 
     wanted = IndexSpec(latency_ms=latency_ms, recall=recall, memory_mb=memory_mb, kind=kind)
-    with Gallery.open(gallery, create=False) as opened:
+    with Gallery.open(gallery, create=False, milvus=milvus) as opened:
         measured = opened.reindex(wanted)
     print(measured if measured is not None else "nothing to index")
 

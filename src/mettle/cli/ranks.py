@@ -168,13 +168,17 @@ def work(rank: str, ranks: str, folder: str, loss: str = "", *allowed: str) -> N
     from torch import distributed as dist
 
     from mettle.pairs import across_ranks
+    from mettle.pairs.distributed import start_process_group
 
     if not (dist.is_available() and dist.is_gloo_available()):
         sys.exit("this build of torch has no gloo processes (torch.distributed): install another build of torch")
     torch.set_num_threads(1)
     where, at, size = Path(folder), int(rank), int(ranks)
     meeting, patience = f"file://{where / 'meeting'}", timedelta(seconds=SECONDS)
-    dist.init_process_group("gloo", init_method=meeting, rank=at, world_size=size, timeout=patience)
+    try:
+        start_process_group("gloo", where=meeting, rank=at, size=size, meeting=patience, patience=patience)
+    except MettleError as problem:
+        sys.exit(str(problem))
 
     def average(gradient: Any) -> Any:  # as DistributedDataParallel does
         dist.all_reduce(gradient)

@@ -1,9 +1,7 @@
 """Commands around a run: train, evaluate, report, embed, export, recipes."""
 
-import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,12 +59,13 @@ def train(
     overrides: Set = None,
 ) -> None:
     """Train a recipe, evaluate it on what it never saw, and write a report."""
-    from mettle.train.ranks.session import join_ranks
+    from mettle.cli.torchrun import join_ranks_quietly
+    from mettle.train.from_recipe import RESUME
 
     check_run_name(name)
     columns = {"source": data, "label": label, "domain": domain, "image": image}
     given = {key: value for key, value in columns.items() if value is not None}
-    with join_ranks() as ranks, print_on_first(ranks):
+    with join_ranks_quietly(RESUME, takes_gpu=False) as ranks:
         folder = runs / ranks.broadcast(name or free_name(runs, Path(recipe or DEFAULT).stem, resume))
         again = ["mettle", "train", *([] if runs == RUNS else ["--runs", str(runs)]), "--name", folder.name, "--resume"]
         again += [] if report else ["--no-report"]
@@ -84,15 +83,6 @@ def train(
         plan = _load_recipe(recipe, folder, resume, overrides, given, collect_notes(said))
         ranks.wait()  # the folder was looked at, and may be made
         train_run(plan, folder, resume, report, again, said, allowed)
-
-
-@contextmanager
-def print_on_first(ranks: Any) -> Iterator[None]:
-    """Inside, only the first of several ranks prints; errors are told by all."""
-    with ExitStack() as stack:
-        if not ranks.is_first:
-            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w", encoding="utf-8"))))
-        yield
 
 
 def _train_seeds(
@@ -167,10 +157,10 @@ def train_run(
     """Train one run; ``again`` is the command that continues it."""
     from mettle.evaluate import ValidationScore
     from mettle.evaluate.run.pair_tables import write_pair_metrics
+    from mettle.pairs.distributed import RankGroup
     from mettle.train.callbacks import Progress
     from mettle.train.from_recipe import build_model
     from mettle.train.from_recipe import train as run_training
-    from mettle.train.ranks.session import current_ranks
 
     resumed, say = resume and folder.exists(), collect_notes(said)
 
@@ -187,14 +177,14 @@ def train_run(
     }
     options["allow_import"] = allowed
     outcome = run_training(plan, folder, resume=resume, cache=cache_folder(), score=ValidationScore(), **options)
-    measured = write_pair_metrics(outcome) if current_ranks().is_first else ()
+    measured = write_pair_metrics(outcome) if RankGroup.current().is_first else ()
     for note in (*outcome.notes, *measured):
         if note not in said:
             say(note)
     if not outcome.finished:
         print(f"stopped on request; continue with: {shlex.join(again)}")
         raise typer.Exit(1)
-    if report and current_ranks().is_first:
+    if report and RankGroup.current().is_first:
         untrained = None
         if plan.foreign_model is not None:  # only here it may be built again: its code was allowed for this command
             untrained = build_model(outcome.run.recipe, outcome.samples, allow_import=options["allow_import"])
@@ -270,11 +260,11 @@ def evaluate(
     import json
 
     from mettle.atomic_files import write_text
-    from mettle.cli.torchrun import join_rank_group
+    from mettle.cli.torchrun import join_ranks_quietly
     from mettle.evaluate.run import evaluate_run
     from mettle.train import open_run_folder
 
-    with join_rank_group() as ranks:
+    with join_ranks_quietly() as ranks:
         opened = open_run_folder(run)
         place = check_output_folder(output)
         samples = load_samples(opened, data, label=label, domain=domain, image=image)
@@ -356,7 +346,7 @@ def embed(
     read_megabytes: ReadMegabytes = 1024,
 ) -> None:
     """Embed a data set with a trained run or a pretrained network: embeddings, ids, labels and all other columns."""
-    from mettle.cli.torchrun import join_rank_group
+    from mettle.cli.torchrun import join_ranks_quietly
     from mettle.model.inference import choose_encoder
     from mettle.start import is_backbone
     from mettle.train import open_run_folder
@@ -364,13 +354,13 @@ def embed(
     check_output_folder(output)
     choose_encoder(output, precision)  # type: ignore[arg-type]  # an ending that is not written is refused before the data are read
     if not run.is_dir() and is_backbone(str(run)):
-        with join_rank_group() as ranks, read_within_limits(read_seconds, read_megabytes):
+        with join_ranks_quietly() as ranks, read_within_limits(read_seconds, read_megabytes):
             columns = {"source": data, "label": label, "domain": domain, "image": image}
             print(_embed_with_backbone(str(run), backbone, columns, output, dim, precision, ranks))
         return
     if backbone is not None:
         raise InputError(f"--backbone says which network a file of weights is of, {run} is none: leave it out")
-    with join_rank_group() as ranks, read_within_limits(read_seconds, read_megabytes):
+    with join_ranks_quietly() as ranks, read_within_limits(read_seconds, read_megabytes):
         opened = open_run_folder(run)
         samples = load_samples(opened, data, label=label, domain=domain, image=image, labeled=False)
         weights = opened.contract()["weights"]

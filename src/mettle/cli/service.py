@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mettle.cli.gallery import print_notes
+from mettle.cli.gallery import Milvus, print_notes
 from mettle.cli.options import ReadMegabytes, ReadSeconds, add_command_group, app, cache_folder
 
 keys_app = add_command_group("keys", "Keys of the HTTP service: who may ask it what.")
@@ -31,6 +31,7 @@ def serve(
         str | None, typer.Option(help="Gallery to answer from; default: gallery.mettle in the folder of the first run.")
     ] = None,
     create: Annotated[bool, typer.Option("--create", help="Make the gallery where --gallery names a new one.")] = False,
+    milvus: Milvus = None,
     host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's need --keys.")] = (
         "127.0.0.1"
     ),
@@ -66,7 +67,7 @@ def serve(
     opened = _open_runs(runs or ())
     first = opened[0] if opened else None
     place = opened[0].folder / "gallery.mettle" if gallery is None else gallery
-    with Gallery.open(place, model=first, create=create or gallery is None) as people:
+    with Gallery.open(place, model=first, create=create or gallery is None, milvus=milvus) as people:
         point = {"far": far, "threshold": threshold, "limits": limits}
         page = _workbench_router(opened) if workbench and opened else []
         service = create_app(

@@ -5,53 +5,59 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from datetime import timedelta
 from typing import Any
 
 from mettle.errors import InputError, MettleError
 
-PATIENCE = timedelta(days=1)  # parts take long; a process that is gone is noticed at once
-
 
 def is_rank() -> bool:
-    """Whether torchrun started this process beside others."""
-    return int(os.environ.get("WORLD_SIZE", "1") or 1) > 1 and "RANK" in os.environ
+    """Whether torchrun, or whatever sets the same variables, started this process beside others."""
+    count = os.environ.get("WORLD_SIZE", "1") or "1"
+    if "RANK" not in os.environ:
+        return False
+    if not count.isdecimal():
+        raise InputError(f"WORLD_SIZE must be a whole number, as torchrun sets it: got {count!r}")
+    return int(count) > 1
 
 
 @contextmanager
-def join_rank_group() -> Iterator[Any]:
+def join_ranks_quietly(remedy: str | None = None, *, takes_gpu: bool = True) -> Iterator[Any]:
     """Meet the other processes of torchrun; the `RankGroup` of one process where there are none.
 
-    Rank 0 prints, the others say errors only. Each takes the GPU of its number, where there are GPUs.
+    Rank 0 prints, the others say errors only.
+
+    Args:
+        remedy: what to do where the job ends before its time, a sentence.
+        takes_gpu: whether each takes the GPU of its number, where there are GPUs.
     """
-    from mettle.pairs.distributed import ALONE, RankGroup
+    from mettle.pairs.distributed import START_AGAIN, RankGroup, join_ranks
 
     if not is_rank():
-        yield ALONE
+        yield RankGroup.current()
         return
     import torch
-    from torch import distributed as dist
 
-    if not dist.is_available():
-        raise InputError("this build of torch has no torch.distributed: install another build, or start one process")
-    backend = "gloo"
-    if torch.cuda.is_available():
+    remedy = remedy or START_AGAIN
+    if takes_gpu and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        backend = "cpu:gloo,cuda:nccl"
-    before = signal.signal(signal.SIGTERM, _end_with_others)
-    try:
-        dist.init_process_group(backend, timeout=PATIENCE)
-        ranks = RankGroup.current()
-        with open(os.devnull, "w") as nowhere, redirect_stdout(sys.stdout if ranks.is_first else nowhere):
+    joined = join_ranks(is_launched=True, remedy=remedy)
+    with _raise_on_sigterm(remedy), joined as ranks, open(os.devnull, "w", encoding="utf-8") as nowhere:
+        with redirect_stdout(sys.stdout if ranks.is_first else nowhere):
             yield ranks
-        dist.destroy_process_group()
+        ranks.wait()  # the process that holds their meeting place may not leave before the others are done
+
+
+@contextmanager
+def _raise_on_sigterm(remedy: str) -> Iterator[None]:
+    """Inside, the way in which torchrun ends processes that are left when one of them has failed is an error."""
+
+    def end(*_: Any) -> None:
+        if sys.exc_info()[1] is not None:  # an error ends this process already, and says more
+            return
+        raise MettleError(f"ended by torchrun, because another rank has failed or the job was stopped. {remedy}")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _end_with_others(*_: Any) -> None:
-    """How torchrun ends the processes that are left when one of them has failed."""
-    raise MettleError(
-        "ended by torchrun, because another rank has failed or the job was stopped: nothing was completed; look at "
-        "what the other rank said, and start all of them again"
-    )

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader
 
 from mettle.data.dataset import Column, Samples
 from mettle.data.rank_share import RankShare
+from mettle.data.raw_inputs import RawInputs
 from mettle.data.sampler import EpochBatchSampler, check_integer
 from mettle.data.transforms import Augment, BatchTransform, to_input_tensor, transform_items
 from mettle.data.tuples import Tuples
@@ -50,7 +51,7 @@ class Batch:
     several ranks share a batch, the inputs are those of this rank, and everything else is of the whole batch.
     """
 
-    inputs: Tensor
+    inputs: Any  # a tensor; or `RawInputs`, of a loader that keeps bytes
     labels: Tensor
     ids: Tensor
     step: int
@@ -84,6 +85,7 @@ class Loader:
     transform: Callable[[Tensor], Any] | None = None
     prefetch: int = 2  # batches that each worker reads ahead
     share: RankShare = ALONE  # of every batch: which inputs are read here
+    keep_raw: bool = False  # whether images stay bytes until their rows are asked for, see `RawInputs`
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 0), ("views", 1), ("prefetch", 1)):
@@ -103,7 +105,7 @@ class Loader:
         is_resident = self._fits_gpu()
         found = self._gather_resident(requests) if is_resident else self._read(source, requests)
         # A thread would cost a small step more time than these few launches do.
-        in_turn = self._is_serial or (is_resident and self._is_unchanged)
+        in_turn = self._is_serial or self._keeps_bytes or (is_resident and self._is_unchanged)
         with closing(found) as items, closing(self._finish_all(items, in_turn)) as ready:
             while True:
                 began = time.perf_counter()
@@ -177,7 +179,8 @@ class Loader:
             pin_memory=self.device.startswith("cuda"),
             **options,
         )
-        return self._check(_in_thread(loader) if self.workers == 0 and not self._is_serial else loader)
+        ahead = 1 if self._keeps_bytes else AHEAD
+        return self._check(_in_thread(loader, ahead) if self.workers == 0 and not self._is_serial else loader)
 
     def _fits_gpu(self) -> bool:
         """Whether all items are arrays in memory that the GPU has plenty of room for: it then gathers the batches."""
@@ -279,34 +282,70 @@ class Loader:
 
     def _finish(self, read: _Read) -> "_BatchTensors":
         """Inputs on the device, augmented."""
+        request, raw, _ = read
+        stays = self._keeps_bytes and raw.dtype == torch.uint8
+        inputs: Any = self._keep_bytes(read) if stays else self._make_inputs(read)
+        labels, ids = self._labels_and_ids(request)
+        tensors = {"inputs": inputs, "labels": labels, "ids": ids}
+        rank_rows = self.share.rows(len(request.batch_rows), request.parts)
+        return _BatchTensors(request, tensors | self._tuple_targets(request.batch_rows), rank_rows)
+
+    def _make_inputs(self, read: _Read) -> Tensor:
+        """All inputs of a batch, all of view 0 before all of view 1."""
         request, raw, aspect = read
-        if self._item_transform is not None and raw.dtype == torch.uint8:  # channels are first already
-            x = raw.to(self.device, non_blocking=True).float().div_(255)
-        elif not self._is_unchanged and self.device == "cpu" and raw.dtype == torch.uint8 and raw.ndim == 4:
-            x = raw  # the augmentation takes bytes
-        else:
-            x = to_input_tensor(raw, self.device)
+        x = self._as_inputs(raw)
         one_for_all = not self._draws_per_item and self.tuples is None  # of an unchanged sample all views are made here
         parts = [x] * self.views if one_for_all else list(x.split(request.each))
-        more: list[dict[str, Any]] = [{}] * len(parts)
+        sides: Any = [None] * len(parts)
         if aspect is not None:
             sides = list(aspect.to(self.device).split(request.each)) * (self.views if self.tuples is None else 1)
-            more = [{"aspect": part, "size": self.samples.inputs.shape[:2]} for part in sides]
         views: list[Tensor] = [
-            part
-            if self._is_unchanged and not how
-            else self.augment(part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v, **how)
-            for v, (part, how) in enumerate(zip(parts, more, strict=True))
+            self._change(part, side, request.part_ids(v), request.epoch, v)
+            for v, (part, side) in enumerate(zip(parts, sides, strict=True))
         ]
         if isinstance(self.transform, BatchTransform):
             views = [
                 self.transform(part, request.part_ids(v), seed=self.seed, epoch=request.epoch, view=v)
                 for v, part in enumerate(views)
             ]
-        labels, ids = self._labels_and_ids(request)
-        tensors = {"inputs": views[0] if len(views) == 1 else torch.cat(views), "labels": labels, "ids": ids}
-        rank_rows = self.share.rows(len(request.batch_rows), request.parts)
-        return _BatchTensors(request, tensors | self._tuple_targets(request.batch_rows), rank_rows)
+        return views[0] if len(views) == 1 else torch.cat(views)
+
+    def _as_inputs(self, raw: Tensor) -> Tensor:
+        """What was read, as the augmentation takes it."""
+        if self._item_transform is not None and raw.dtype == torch.uint8:  # channels are first already
+            return raw.to(self.device, non_blocking=True).float().div_(255)
+        if not self._is_unchanged and self.device == "cpu" and raw.dtype == torch.uint8 and raw.ndim == 4:
+            return raw  # the augmentation takes bytes
+        return to_input_tensor(raw, self.device)
+
+    def _change(self, x: Tensor, aspect: Tensor | None, ids: np.ndarray, epoch: int, view: int) -> Tensor:
+        """One view of some samples; each is changed in its own way, whichever others there are."""
+        how: dict[str, Any] = {} if aspect is None else {"aspect": aspect, "size": self.samples.inputs.shape[:2]}
+        if self._is_unchanged and not how:
+            return x
+        return self.augment(x, ids, seed=self.seed, epoch=epoch, view=view, **how)
+
+    @property
+    def _keeps_bytes(self) -> bool:
+        """Whether batches stay bytes: each image becomes an input without the others."""
+        is_image = self.samples.inputs.kind == "image"
+        return self.keep_raw and is_image and not isinstance(self.transform, BatchTransform)
+
+    def _keep_bytes(self, read: _Read) -> RawInputs:
+        """A batch whose rows are made when they are asked for, equal to those of `_make_inputs`."""
+        request, raw, aspect = read
+
+        def prepare(span: slice) -> Tensor:
+            found = []
+            for v in range(span.start // request.each, -(-span.stop // request.each)):
+                first = v * request.each
+                own = slice(max(span.start - first, 0), min(span.stop - first, request.each))
+                at = own if len(raw) == request.each else slice(first + own.start, first + own.stop)
+                side = None if aspect is None else aspect[at].to(self.device)
+                found.append(self._change(self._as_inputs(raw[at]), side, request.part_ids(v)[own], request.epoch, v))
+            return found[0] if len(found) == 1 else torch.cat(found)
+
+        return RawInputs(raw, request.parts * request.each, torch.device(self.device), prepare)
 
     def _labels_and_ids(self, request: "_Request") -> tuple[Tensor, Tensor]:
         """Those of the batch of all ranks, on the device."""

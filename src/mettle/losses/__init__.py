@@ -30,6 +30,7 @@ from mettle.losses.peer_names import PEERS, PLANNED
 from mettle.losses.proxy_anchor import ProxyAnchor
 from mettle.losses.proxy_nca import ProxyNCA
 from mettle.losses.self_triplet import SelfTriplet
+from mettle.losses.sharded_classes import check_shardable as check_shardable
 from mettle.losses.sharded_classes import load_class_shards as load_class_shards
 from mettle.losses.sharded_classes import save_class_shards as save_class_shards
 from mettle.losses.sharded_classes import shard_classes as shard_classes

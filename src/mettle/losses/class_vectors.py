@@ -242,17 +242,23 @@ class ClassVectors(WriteOnceModule):
 
         With several vectors per class each keeps a tenth of where it was: equal ones would never part.
         """
-        labels = self._check(embeddings, labels)
+        self._set_vectors(*self._find_starts(self._check(embeddings, labels), embeddings, centered))
+        return self
+
+    def _find_starts(self, labels: Tensor, embeddings: Tensor, centered: bool) -> tuple[Tensor, Tensor]:
+        """The classes whose vectors get another start, and that start of each."""
         z = normalize_rows(at_least_float32(embeddings)) if self.unit_features else at_least_float32(embeddings)
         known, means = class_means(z - z.mean(0) if centered else z, labels)
         if centered:
             size = means.norm(dim=1)
             apart = size > torch.finfo(means.dtype).eps * z.norm(dim=1).mean()
             known, means = known[apart], means[apart] / size[apart, None]
-        rows = self._rows_of(known)
+        return known, means
+
+    def _set_vectors(self, classes: Tensor, means: Tensor) -> None:
+        rows = self._rows_of(classes)
         start = means.to(self.weight.dtype).repeat_interleave(self.vectors_per_class, 0)
         self.weight[rows] = start if self.vectors_per_class == 1 else start + APART * self.weight[rows]
-        return self
 
     @torch.no_grad()
     def statistics(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> dict[str, Any]:

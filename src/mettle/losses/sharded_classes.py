@@ -17,7 +17,7 @@ classes: those that occur in the batch and a random rest (partial FC, An et al. 
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -72,6 +72,13 @@ def shard_classes(kind: type[Kind], num_classes: int, dim: int, **options: Any) 
         dim: width of the embeddings.
         options: those of ``kind``, but for ``difficulty`` and ``label_smoothing``.
     """
+    check_shardable(kind, options)
+    made: Any = _sharded_kind(kind)
+    return made(num_classes, dim, **options)
+
+
+def check_shardable(kind: Any, options: Mapping[str, Any]) -> None:
+    """Refuse what `shard_classes` cannot spread over ranks."""
     if not (isinstance(kind, type) and issubclass(kind, ClassVectors)):
         raise InputError(f"shard_classes takes a class of mettle.losses with class vectors, got {kind!r}")
     for name in ("difficulty", "label_smoothing"):
@@ -82,7 +89,6 @@ def shard_classes(kind: type[Kind], num_classes: int, dim: int, **options: Any) 
             f"{kind.__name__} looks at all class vectors at once, and no rank has them: choose a loss of samples "
             "against classes, such as CosFace or ArcFace"
         )
-    return _sharded_kind(kind)(num_classes, dim, **options)
 
 
 class ShardedClasses(ClassVectors):
@@ -113,6 +119,32 @@ class ShardedClasses(ClassVectors):
     def num_classes(self) -> int:
         """How many classes there are on all ranks together."""
         return self.class_range.classes
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether other ranks have classes too."""
+        return self.class_range.ranks > 1
+
+    def gather_rows(self, x: Tensor) -> Tensor:
+        """On rank 0 the rows of all classes, where ``x`` has those of this rank's; called on all ranks.
+
+        Other ranks get back what they gave.
+        """
+        if not self.is_spread:
+            return x
+        classes, each = self.class_range, len(x) // len(self.class_range)
+        ranges = [ClassRange(rank, classes.ranks, classes.classes) for rank in range(classes.ranks)]
+        device, most = control_device(), max(len(other) for other in ranges)
+        mine = torch.zeros((most * each, *x.shape[1:]), dtype=x.dtype, device=device)
+        mine[: len(x)] = x.detach().to(device)
+        parts = [torch.empty_like(mine) for _ in ranges] if classes.rank == 0 else None
+        dist.gather(mine, parts)
+        return x if parts is None else torch.cat([y[: len(r) * each] for y, r in zip(parts, ranges, strict=True)])
+
+    def select_rows(self, x: Tensor) -> Tensor:
+        """This rank's rows of what has rows of all classes."""
+        classes, each = self.class_range, len(x) // self.class_range.classes
+        return x[classes.start * each : classes.stop * each]
 
     @property
     def by_row(self) -> bool:
@@ -164,10 +196,15 @@ class ShardedClasses(ClassVectors):
         self._refuse_among_ranks("predict")
         return super().predict(embeddings, chunk)
 
+    @torch.no_grad()
     def start_from(self, embeddings: Tensor, labels: Tensor, *, centered: bool = False) -> Self:
-        """Refused where there are other ranks."""
-        self._refuse_among_ranks("start_from")
-        return super().start_from(embeddings, labels, centered=centered)
+        """As one process does, on every rank with the same embeddings: those of all classes."""
+        if not self.is_spread:
+            return super().start_from(embeddings, labels, centered=centered)
+        known, start = self._find_starts(self._check(embeddings, labels), embeddings, centered)
+        here = self.class_range.positions(known) < len(self.class_range)
+        self._set_vectors(known[here] - self.class_range.start, start[here])
+        return self
 
     def statistics(self, embeddings: Tensor, labels: Tensor, *, progress: float | None = None) -> dict[str, Any]:
         """Refused where there are other ranks."""

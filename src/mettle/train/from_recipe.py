@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from mettle.data.dataset import Samples
 from mettle.data.duplicates import train_test_duplicates
 from mettle.data.loader import ForeignLoader, Loader
+from mettle.data.rank_share import RankShare
 from mettle.data.sampler import EpochBatchSampler, PKBatchSampler, ShuffledBatchSampler, UpsampledSampler
 from mettle.data.transforms import Augment, find_preset, to_input_tensor
 from mettle.data.tuples import Tuples
 from mettle.errors import DataError, InputError, RecipeError, RunError
 from mettle.losses import PairwiseLoss
 from mettle.model import Embedder, EmbeddingModel, ModuleEmbedder
-from mettle.pairs.distributed import broadcast_tensors
+from mettle.pairs.distributed import ALONE, RankGroup, broadcast_tensors, join_ranks
 from mettle.train import checkpoint, step_graph
 from mettle.train.auto_settings import resolve_device
 from mettle.train.callbacks import (
@@ -43,7 +44,7 @@ from mettle.train.methods.similarity import Similarity
 from mettle.train.methods.supervised import Supervised, start_class_vectors
 from mettle.train.methods.two_encoder import SpuriousAttribute, TwoEncoder
 from mettle.train.optim import Schedule, build_shape
-from mettle.train.ranks.session import Ranks, join_ranks
+from mettle.train.ranks.class_rows import is_spread
 from mettle.train.recipe import Recipe, as_recipe
 from mettle.train.run_folder import (
     RunFolder,
@@ -64,7 +65,7 @@ from mettle.train.starting_weights import (
 from mettle.train.trainer import count_steps, run_loop
 
 POOL = 4096  # training rows that corrupted features are taken from
-ALONE = Ranks()
+RESUME = "The run continues from its last checkpoint with --resume (resume=True), on any number of ranks"
 CALIBRATION = 2048  # training samples that inputs are centered on
 
 
@@ -129,7 +130,7 @@ def train(
         given: objects that take the place of what the recipe describes.
     """
     recipe, folder = as_recipe(recipe), _as_folder(folder)
-    with join_ranks() as ranks:
+    with join_ranks(remedy=RESUME) as ranks:
         folder = Path(ranks.broadcast(str(folder)))
         notes: dict[str, Any] = {"on_note": on_note, "on_start": on_start} if ranks.is_first else {}
         options: dict[str, Any] = {"resume": resume, "cache": cache, "score": score, "tensorboard": tensorboard}
@@ -140,7 +141,7 @@ def train(
 def _train(
     recipe: Recipe,
     folder: Path,
-    ranks: Ranks,
+    ranks: RankGroup,
     given: GivenObjects,
     *,
     resume: bool,
@@ -223,14 +224,15 @@ def _train(
         chosen = None if selection is None else selection.restore_best(method)
         if recipe.train.lora is not None:
             merge_lora(model)
+        classes = _collect_classes(method, samples)
         if ranks.is_first:
-            _save_result(run, method, samples, chosen)
+            _save_result(run, method, samples, chosen, classes)
         ranks.wait()
     notes = (*passed, *told, *notes, *(() if chosen is None else (describe_selection(chosen),)))
     return TrainResult(run, model, samples, done, None if old is None else start, notes, loss, tuples, chosen)
 
 
-def _check_ranks(recipe: Recipe, ranks: Ranks, given: GivenObjects) -> None:
+def _check_ranks(recipe: Recipe, ranks: RankGroup, given: GivenObjects) -> None:
     """Refuse what several ranks cannot do together."""
     if ranks.size == 1:
         return
@@ -238,6 +240,12 @@ def _check_ranks(recipe: Recipe, ranks: Ranks, given: GivenObjects) -> None:
         raise InputError(
             f"a DataLoader draws its batches for one process, and here are {ranks.size} ranks: give its data set, so "
             "that batches are drawn for all ranks together"
+        )
+    held = getattr(given.loss, "class_range", None)
+    if held is not None and held.ranks != ranks.size:
+        raise InputError(
+            f"the loss holds the classes of {held.ranks} ranks, and here are {ranks.size}: name it, as in "
+            'loss={"kind": "ArcFace"}, with shard_classes=True, and it is made when the ranks have met'
         )
     if recipe.train.compile:
         raise RecipeError("train.compile does not go with several ranks: leave it out")
@@ -249,7 +257,7 @@ def _build_selection(
     samples: Samples,
     score: Score | None,
     on_note: Callable[[str], None],
-    ranks: Ranks,
+    ranks: RankGroup,
 ) -> Selection | None:
     """What validates the run, where its recipe asks for that."""
     setup = recipe.train
@@ -316,7 +324,7 @@ def _fit_in_folder(
     callbacks: Sequence[Callback],
     selection: Selection | None = None,
     on_note: Callable[[str], None] = lambda note: None,
-    ranks: Ranks = ALONE,
+    ranks: RankGroup = ALONE,
 ) -> tuple[int, list[str], bool]:
     """The loop, from the newest checkpoint on: where it started, what was passed over, whether it reached its end."""
     setup, checkpoints = recipe.train, folder / "checkpoints"
@@ -360,7 +368,7 @@ def _train_identification_model(
     samples: Samples,
     callbacks: Sequence[Callback],
     on_note: Callable[[str], None],
-    ranks: Ranks,
+    ranks: RankGroup,
 ) -> tuple[np.ndarray, tuple[str, ...], bool]:
     """The first classifier of "just train twice", in a folder of its own, and the training samples it gets wrong."""
     steps = max(1, round(recipe.jtt.first * recipe.train.steps))
@@ -382,13 +390,26 @@ def _train_identification_model(
     return wrong, (*passed, describe_error_set(len(wrong), len(part), steps)), True
 
 
-def _save_result(run: RunFolder, method: Method, samples: Samples, selection: Mapping[str, Any] | None) -> None:
+def _collect_classes(method: Method, samples: Samples) -> tuple[Tensor, list[str]] | None:
+    """The class vectors of a run, where it has any, and the names of their classes; every rank has to take part."""
+    if not isinstance(method, Supervised) or method.classes is None or not hasattr(method.loss, "vectors"):
+        return None
+    names = [samples.label.names[code] for code in method.classes.tolist()]
+    loss = method.final_module("loss")  # that of somebody else, or a sum, tells no vectors
+    if not hasattr(loss, "vectors"):
+        return None
+    return loss.gather_rows(loss.vectors()) if is_spread(loss) else loss.vectors(), names
+
+
+def _save_result(
+    run: RunFolder,
+    method: Method,
+    samples: Samples,
+    selection: Mapping[str, Any] | None,
+    classes: tuple[Tensor, list[str]] | None,
+) -> None:
     """Write the artifact of a run that reached its end."""
-    classes = biased = None
-    if isinstance(method, Supervised) and method.classes is not None and hasattr(method.loss, "vectors"):
-        names = [samples.label.names[code] for code in method.classes.tolist()]
-        loss = method.final_module("loss")  # that of somebody else, or a sum, tells no vectors
-        classes = (loss.vectors(), names) if hasattr(loss, "vectors") else None
+    biased = None
     if isinstance(method, TwoEncoder) and method.biased is not None:
         biased = method.final_module("biased")
     columns = [one.to_json() for one in getattr(samples.inputs, "features", ())]
@@ -407,7 +428,7 @@ def build_method_and_loader(
     fetch: bool = True,
     allow_import: Sequence[str] = (),
     given: GivenObjects | None = None,
-    ranks: Ranks = ALONE,
+    ranks: RankGroup = ALONE,
 ) -> tuple[Method, Loader | ForeignLoader]:
     """The method and the loader of a recipe; everything random in them follows from its seed.
 
@@ -424,7 +445,7 @@ def build_method_and_loader(
         loader: Loader | ForeignLoader = replace(given.loader, device=device)
     else:
         loader = build_loader(recipe, samples, device, tuples, misclassified, given)
-        loader = replace(loader, share=ranks.share)
+        loader = replace(loader, share=RankShare(ranks.rank, ranks.size), keep_raw=recipe.batch.cached > 0)
     share = _freeze_share(recipe, loader)
     return build_method(recipe, samples, device, fetch, allow_import, given, share), loader
 
@@ -465,7 +486,9 @@ def build_method(
         precision = "bfloat16" if device.startswith("cuda") else "float32"
     classes = torch.from_numpy(np.unique(part.labels)).to(device)
     loss: Any = given.loss
-    if loss is None:
+    if loss is None and setup.shard_classes:
+        loss = recipe.build_sharded_loss(len(classes), model.dim)
+    elif loss is None:
         loss = recipe.build_loss(len(classes), model.dim, allow_import)
     if isinstance(loss, nn.Module):
         loss = loss.to(device, torch.float32) if device == "mps" else loss.to(device)  # which has no float64

@@ -26,6 +26,7 @@ from torch import distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from mettle.data.raw_inputs import RawInputs
 from mettle.errors import InputError
 
 ROWS = 64
@@ -95,7 +96,8 @@ def cached_forward(
 
     Args:
         network: whose parameters get the gradient.
-        inputs: a tensor with a row per input, or tuples, lists and mappings that hold such.
+        inputs: a tensor with a row per input, or tuples, lists and mappings that hold such; or `RawInputs`, of which
+            each micro-batch is prepared anew in both passes.
         rows: of a micro-batch at most, whose sizes differ by one at most; 0 for the whole batch at once.
         forward: from such inputs to a tensor with a row per input; by default the network itself.
 
@@ -104,7 +106,7 @@ def cached_forward(
     """
     forward = network if forward is None else forward
     if rows == 0:
-        return forward(inputs)
+        return forward(inputs.all() if isinstance(inputs, RawInputs) else inputs)
     if any(isinstance(part, DistributedDataParallel) for part in network.modules()):
         raise InputError(
             "gradient caching calls the network several times in a step, and DistributedDataParallel expects one call: "
@@ -112,13 +114,15 @@ def cached_forward(
         )
     leaves: list[Tensor] = []
     _map_tensors(inputs, lambda x: leaves.append(x) or x)
-    sizes = {len(leaf) for leaf in leaves if leaf.ndim}
+    is_raw = isinstance(inputs, RawInputs)
+    sizes = {len(inputs)} if is_raw else {len(leaf) for leaf in leaves if leaf.ndim}
     if len(sizes) != 1:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves) or "no tensor"
         raise InputError(f"gradient caching splits tensors that all have a row per input, got {shapes}")
     total, device = sizes.pop(), _find_device(network)
     parts = count_micro_batches(total, rows, network)
     if parts == 1:
+        inputs = inputs.all() if is_raw else inputs
         return forward(_map_tensors(inputs, lambda x: x.to(device, non_blocking=True)))
     parameters = [p for p in network.parameters() if p.requires_grad]
     passes = _Passes(network, forward, inputs, _even_spans(total, parts), device, len(leaves))
@@ -158,12 +162,14 @@ class _Passes:
 
     def __post_init__(self) -> None:
         kind = self.device.type
+        # What the network is called with: like the inputs, with other tensors.
+        self.template = torch.empty(0) if isinstance(self.inputs, RawInputs) else self.inputs
         self.cast_to = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     def _embed(self, leaves: Iterable[Tensor], span: slice) -> Tensor:
         """One micro-batch, whose inputs are these."""
-        remaining = iter(leaves)
-        inputs = _map_tensors(self.inputs, lambda _: next(remaining).to(self.device, non_blocking=True))
+        remaining = iter([self.inputs.rows(span)] if isinstance(self.inputs, RawInputs) else leaves)
+        inputs = _map_tensors(self.template, lambda _: next(remaining).to(self.device, non_blocking=True))
         # No cache: weights that are cast without a graph must not be found again by what needs one.
         with torch.autocast(self.device.type, self.cast_to, enabled=self.cast_to is not None, cache_enabled=False):
             found = self.forward(inputs)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -21,6 +22,7 @@ from mettle.train.device_reads import StreamPoint
 from mettle.train.factory import build, constructor_arguments
 from mettle.train.gradient_caching import check_rows
 from mettle.train.lora import LoraSettings
+from mettle.train.ranks.class_rows import collect_module_state, load_module_state
 
 # These need the loss again and again, sparse gradients, or more than one network's worth of care.
 NOT_STEPPED = {
@@ -325,9 +327,15 @@ class MultiOptimizer:
 
     def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The norm of their gradient, which is scaled down to the limit where there is one."""
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None and not is_sharded(p)])
+        if any(map(is_sharded, parameters)):  # every rank has a part of these, and all of the others
+            own = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None and is_sharded(p)])
+            square = own.square()
+            dist.all_reduce(square)
+            norm = (norm.square() + square).sqrt()
         if self.clip:
-            return nn.utils.clip_grad_norm_(parameters, self.clip)
-        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
+        return norm
 
     def state_dict(self) -> dict[str, Any]:
         """All optimizers and the loss scale."""
@@ -339,6 +347,11 @@ class MultiOptimizer:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(_keep_implementation(state["optimizers"][name], optimizer))
         self.scaler.load_state_dict(state["scaler"])
+
+
+def is_sharded(parameter: nn.Parameter) -> bool:
+    """Whether every rank holds another part of it."""
+    return getattr(parameter, "is_sharded", False)
 
 
 class WeightAverage:
@@ -375,12 +388,12 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """All averages."""
-        return {name: average.state_dict() for name, average in self.averages.items()}
+        return {name: collect_module_state(average) for name, average in self.averages.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         for name, average in self.averages.items():
-            average.load_state_dict(state[name])
+            load_module_state(average, state[name])
             self.has_begun = int(average.n_averaged) > 0
 
 

@@ -153,6 +153,7 @@ class TrainConfig(Section):
     distill_temperature: float = Field(0.1, gt=0)  # of both similarities
     compile: bool = False  # what networks compute in training, by torch.compile
     cuda_graph: bool = False  # whether like steps are recorded once, and replayed in one launch
+    shard_classes: bool = False  # whether every rank holds the vectors of its own classes only, out of all
     sync_batchnorm: bool = True  # over ranks, where several train; else each normalizes its own rows
     accumulate: int = Field(1, ge=1)  # batches in a step; their gradients are averaged
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -439,6 +440,11 @@ class Recipe(Section):
             return found
         return build(losses, self.loss, "loss", given)
 
+    def build_sharded_loss(self, num_classes: int, dim: int) -> Any:
+        """The loss, each rank with the vectors of its own classes; every rank has to call it."""
+        options = {key: value for key, value in self.loss.items() if key != "kind"}
+        return losses.shard_classes(getattr(losses, self.loss["kind"]), num_classes, dim, **options)
+
     @property
     def _dim(self) -> int:
         """The length of embeddings, or any one where only a foreign network knows it."""
@@ -654,6 +660,22 @@ def check_compatible(recipe: Recipe) -> None:
     _check_distillation(recipe)
     _check_selection(recipe)
     _check_freezing(recipe)
+    _check_sharding(recipe)
+
+
+def _check_sharding(recipe: Recipe) -> None:
+    """Class vectors are spread over ranks for one method, and for losses of samples against classes."""
+    setup, kind = recipe.train, recipe.loss.get("kind")
+    if not setup.shard_classes:
+        return
+    if setup.method != "supervised":
+        raise RecipeError(f"train.shard_classes needs train.method = 'supervised', got {setup.method!r}: leave it out")
+    if setup.precision == "float16":
+        raise RecipeError("train.shard_classes does not go with float16, whose scale ranks share: set bfloat16")
+    try:
+        losses.check_shardable(getattr(losses, str(kind), None), recipe.loss)
+    except InputError as error:
+        raise RecipeError(f"train.shard_classes with {kind}: {error}") from None
 
 
 def _check_method(recipe: Recipe) -> None:

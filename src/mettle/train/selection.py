@@ -10,10 +10,8 @@ from typing import Any, Protocol
 
 from mettle.data.dataset import Samples
 from mettle.errors import DataError, InputError
+from mettle.pairs.distributed import ALONE, RankGroup
 from mettle.train.callbacks import BestCheckpoint, Callback, Direction, EarlyStopping, Validation
-from mettle.train.ranks.session import Ranks
-
-ALONE = Ranks()
 
 
 class Score(Protocol):
@@ -76,7 +74,7 @@ def build_selection(
     every: int | None = None,
     patience: int | None = None,
     on_note: Callable[[str], None] = lambda note: None,
-    ranks: Ranks = ALONE,
+    ranks: RankGroup = ALONE,
 ) -> Selection:
     """The callbacks of a run that is validated on some samples.
 

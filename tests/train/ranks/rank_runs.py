@@ -112,7 +112,7 @@ def train_case(
     recipe = make_recipe(folder, name, optimizer, **more)
     samples, tuples, _ = prepare_training_data(recipe)
     method, loader = build_method_and_loader(recipe, samples, tuples)
-    loader = replace(loader, share=share)
+    loader = replace(loader, share=share, keep_raw=False)  # inputs are made double below
     if not norms:
         leave_out_batch_norms(method)
     if double:

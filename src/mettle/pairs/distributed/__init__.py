@@ -8,13 +8,17 @@ from mettle.pairs.distributed.batch_rows import (
     is_any_rank,
     select_own_rows,
 )
-from mettle.pairs.distributed.exchange import ALONE, RankGroup
+from mettle.pairs.distributed.exchange import ALONE, START_AGAIN, LostRankError, RankGroup
 from mettle.pairs.distributed.handshake import has_other_ranks
+from mettle.pairs.distributed.meeting import start_process_group
+from mettle.pairs.distributed.session import join_ranks
 from mettle.pairs.distributed.wrapper import AcrossRanks, across_ranks
 
 __all__ = [
     "ALONE",
+    "START_AGAIN",
     "AcrossRanks",
+    "LostRankError",
     "RankGroup",
     "across_ranks",
     "average_gradients",
@@ -23,5 +27,7 @@ __all__ = [
     "gather_batch",
     "has_other_ranks",
     "is_any_rank",
+    "join_ranks",
     "select_own_rows",
+    "start_process_group",
 ]

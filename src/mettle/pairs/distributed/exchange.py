@@ -3,6 +3,7 @@
     ranks = RankGroup.current()                      rank 0 of 1 without a process group
     ranks.compute(lambda: {"counts": tally})         the arrays of every rank, in the order of the ranks
     ranks.share(items)                               this rank's part of some work: items rank, rank + size, ...
+    ranks.broadcast(name)                            what rank 0 has, on every rank
 
 Every rank makes the same calls in the same order. An error on one rank is raised on all of them, and nobody waits for
 what will never come; where a process is gone, the others say so.
@@ -20,11 +21,18 @@ from torch import Tensor
 from torch import distributed as dist
 
 from mettle.errors import InputError, MettleError
+from mettle.pairs.distributed.batch_rows import broadcast_text, is_any_rank
 from mettle.pairs.distributed.handshake import control_device, has_other_ranks
 
 Arrays = Mapping[str, np.ndarray]
 Item = TypeVar("Item")
+Found = TypeVar("Found")
+START_AGAIN = "Nothing was completed: look at what the other process said, and start all of them again"
 PIECE = 1 << 28  # bytes of one message
+
+
+class LostRankError(MettleError):
+    """Another rank ended, and this one cannot go on."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +77,9 @@ class RankGroup:
         try:
             return self._exchange(found, error)
         except RuntimeError as lost:  # of gloo or nccl: a connection has closed, or nothing came in time
-            raise MettleError(
+            raise LostRankError(
                 f"rank {self.rank} of {self.size} lost another rank: its process has ended, or did not answer in time. "
-                "Nothing was completed: look at what the other process said, and start all of them again"
+                f"{START_AGAIN}"
             ) from lost
 
     def compute_on_first(self, work: Callable[[], Any]) -> None:
@@ -83,6 +91,38 @@ class RankGroup:
             return {}
 
         self.compute(run)
+
+    def broadcast(self, value: Found) -> Found:
+        """The value of rank 0, which JSON can hold, on every rank."""
+        return value if self.size == 1 else json.loads(broadcast_text(json.dumps(value)))
+
+    def call_on_first(self, function: Callable[..., Found]) -> Callable[..., Found]:
+        """The function, called on rank 0 only: the others get what JSON can hold of its result."""
+        if self.size == 1:
+            return function
+
+        def call(*args: Any, **options: Any) -> Any:
+            return self.broadcast(function(*args, **options) if self.is_first else None)
+
+        return call
+
+    def wait(self) -> None:
+        """Until all ranks have come here."""
+        if self.size > 1:
+            is_any_rank(False)
+
+    def choose_device(self, device: str) -> str:
+        """The device of this rank where all are told ``device``: each rank of a machine has a GPU of its own."""
+        if self.size == 1 or device != "cuda":
+            return device
+        number, count = dist.get_node_local_rank(fallback_rank=self.rank), torch.cuda.device_count()
+        if number >= count:
+            raise InputError(
+                f"rank {self.rank} is process {number} of its machine, which has {count} GPUs: start one process for "
+                "each GPU, or set train.device = 'cpu'"
+            )
+        torch.cuda.set_device(number)
+        return f"cuda:{number}"
 
     def require_equal(self, what: str, text: str) -> None:
         """Refuse ranks that do not bring the same, which ``text`` describes."""

@@ -12,6 +12,7 @@ from mettle.errors import RunError
 from mettle.train import checkpoint
 from mettle.train.callbacks.base import Callback
 from mettle.train.callbacks.validation import BestTracker, Direction
+from mettle.train.ranks.class_rows import collect_module_state, load_module_state
 
 if TYPE_CHECKING:
     from mettle.train.trainer import TrainingState
@@ -100,7 +101,7 @@ class BestCheckpoint(BestTracker):
     def on_better(self, state: "TrainingState") -> None:
         """Save the weights, then drop those that nothing refers to any more."""
         method = state.method
-        weights = {name: method.final_module(name).state_dict() for name in method.modules}
+        weights = {name: collect_module_state(method.final_module(name)) for name in method.modules}
         if not self.writes:
             return
         checkpoint.write_checkpoint(self.folder, state.step, {"weights": weights})
@@ -121,5 +122,5 @@ class BestCheckpoint(BestTracker):
             raise RunError(f"no validation gave a finite {self.metric}: there are no best weights in {self.folder}")
         _, state = checkpoint.read_checkpoint(self.folder / checkpoint.checkpoint_name(self.step))
         for name in method.modules:
-            method.final_module(name).load_state_dict(state["weights"][name])
+            load_module_state(method.final_module(name), state["weights"][name])
         return self.step, self.value

@@ -46,6 +46,13 @@ from mettle.train.optim import (
     WeightAverage,
     weight_decay_groups,
 )
+from mettle.train.ranks.class_rows import (
+    collect_module_state,
+    collect_optimizer_rows,
+    is_spread,
+    load_module_state,
+    select_optimizer_rows,
+)
 from mettle.train.ranks.forward import forward_on_rank
 
 NO_NECK = "the loss has a part in the space after a neck, and the model has none: set model.neck = 'batchnorm'"
@@ -198,8 +205,8 @@ class Method(ABC):
         """``loss(embeddings, labels, **options)`` of a whole batch; each rank does its part where the loss allows."""
         if batch.rank_rows is None or not set(options) <= SHARED_OPTIONS:
             return loss(embeddings, labels, **options)
-        across = self._across.setdefault(id(loss), across_ranks(loss))
-        if across.how == "replicated":
+        across = loss if is_spread(loss) else self._across.setdefault(id(loss), across_ranks(loss))
+        if not is_spread(loss) and across.how == "replicated":
             return loss(embeddings, labels, **options)
         own = torch.from_numpy(batch.rank_rows[dist.get_rank()]).to(labels.device)
         if "biased" in options:
@@ -327,18 +334,26 @@ class Method(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs: networks, losses, optimizers, averages."""
         return {
-            "modules": {name: module.state_dict() for name, module in self.modules.items()},
-            "optimizer": self.optimizer.state_dict(),
+            "modules": {name: collect_module_state(module) for name, module in self.modules.items()},
+            "optimizer": self._change_optimizer_rows(self.optimizer.state_dict(), collect_optimizer_rows),
             "average": {} if self.average is None else self.average.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         for name, module in self.modules.items():
-            module.load_state_dict(state["modules"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
+            load_module_state(module, state["modules"][name])
+        self.optimizer.load_state_dict(self._change_optimizer_rows(state["optimizer"], select_optimizer_rows))
         if self.average is not None:
             self.average.load_state_dict(state["average"])
+
+    def _change_optimizer_rows(self, state: Mapping[str, Any], change: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+        """The state of the optimizers with other rows of class vectors, where ranks hold different ones."""
+        optimizers = {
+            name: change(own, self.optimizer.optimizers[name].param_groups, self.loss)
+            for name, own in state["optimizers"].items()
+        }
+        return {**state, "optimizers": optimizers}
 
 
 def _read_statistics(

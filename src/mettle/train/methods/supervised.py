@@ -32,6 +32,7 @@ from mettle.train.methods.distillation import (
 )
 from mettle.train.methods.past_embeddings import QueueSettings
 from mettle.train.optim import OptimSettings
+from mettle.train.ranks.class_rows import is_spread
 
 START_SAMPLES = 16  # of a class at most, for the mean that its vector starts at
 
@@ -125,7 +126,7 @@ class Supervised(Method):
 
     def statistics(self, embeddings: Tensor, batch: Batch, options: Mapping[str, Any]) -> dict[str, Any]:
         """What difficulty did, where the loss can say it."""
-        if not hasattr(self.loss, "statistics"):
+        if not hasattr(self.loss, "statistics") or is_spread(self.loss):  # no rank has all class vectors
             return {}
         found = self.loss.statistics(embeddings, self.class_indices(batch.labels), **options)
         return found.as_dict() if hasattr(found, "as_dict") else dict(found)

@@ -1,1 +1,1 @@
-"""Training on several ranks under ``torchrun``: joining them, batch norm of all, forward passes of a rank's rows."""
+"""Training on several ranks under ``torchrun``: batch norm of all, forward passes of a rank's rows."""

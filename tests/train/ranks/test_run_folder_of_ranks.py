@@ -13,10 +13,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from mettle.errors import MettleError
+from mettle.pairs.distributed import RankGroup
 from mettle.train import train
 from mettle.train.callbacks import Callback
-from mettle.train.ranks import session
-from mettle.train.ranks.session import Ranks, current_ranks, describe_loss, is_lost_connection
 from tests.processes import Forked
 from tests.train.ranks import rank_runs
 
@@ -37,8 +36,8 @@ class Watch(Callback):
     def on_step(self, state):
         assert state.result is not None
         self.ids.append([state.step, state.batch.ids.tolist(), len(state.batch.inputs), state.result.loss])
-        state.stop_requested = state.stop_requested or (state.step == self.stop and current_ranks().rank == 1)
-        if self.kill == (state.step, current_ranks().rank):
+        state.stop_requested = state.stop_requested or (state.step == self.stop and RankGroup.current().rank == 1)
+        if self.kill == (state.step, RankGroup.current().rank):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -123,53 +122,3 @@ def test_a_killed_rank_ends_the_job_with_one_line_and_the_run_goes_on_exactly(ru
         assert f"rank {rank} of 3 stops, because another rank of this job has ended" in line and "--resume" in line
     assert told(runs, "killed", 3)["resumed_from"] == KILLED - 1  # the checkpoint before
     assert (runs / "killed" / "model.safetensors").read_bytes() == (runs / "whole" / "model.safetensors").read_bytes()
-
-
-def stop_breathing(rank: int, folder: Path) -> None:
-    """Rank 1 stands still with open connections, as in a GPU that hangs; rank 0 waits for it."""
-    session.SILENCE, session.GRACE, session.PERIOD = 1.5, 0.5, 0.2
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    with session.join_ranks() as ranks:
-        time.sleep(1)
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        ranks.wait()
-
-
-def test_a_rank_that_shows_no_sign_of_life_ends_the_others(tmp_path):
-    first, second = (Forked(stop_breathing, rank, tmp_path) for rank in range(2))
-    try:
-        said = first.communicate(timeout=60)[1]
-    finally:
-        second.kill()
-        second.communicate(timeout=60)
-    assert first.returncode == 1
-    assert said.startswith("mettle: rank 0 of 2 stops, because rank 1 has shown no sign of life") and "--resume" in said
-
-
-def fail_alone(rank: int, folder: Path) -> None:
-    """Rank 1 has a problem of its own."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    try:
-        with session.join_ranks() as ranks:
-            ranks.wait()  # both have met: a rank that ends before has never been one of the job
-            if rank == 1:
-                raise MettleError("the file x.png cannot be read")
-            ranks.wait()
-    except MettleError as problem:
-        print(problem, flush=True)
-        os._exit(2)
-
-
-def test_an_error_of_one_rank_is_told_by_the_others(tmp_path):
-    said = [one.communicate(timeout=60)[0] for one in [Forked(fail_alone, rank, tmp_path) for rank in range(2)]]
-    assert said[1] == "the file x.png cannot be read\n"
-    assert said[0].startswith("rank 0 of 2 stops, because rank 1: the file x.png cannot be read. The run continues")
-
-
-def test_errors_of_lost_connections_are_told_from_others():
-    for said in ("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1", "NCCL error: remote"):
-        assert is_lost_connection(RuntimeError(said))
-    assert not is_lost_connection(RuntimeError("shapes do not match")) and not is_lost_connection(ValueError("gloo"))
-    assert not is_lost_connection(MettleError("gloo"))
-    assert "because rank 2 has shown" in describe_loss(Ranks(0, 3), "rank 2 has shown no sign of life")

@@ -1,31 +1,27 @@
-"""The ranks of one job: how they meet, what they tell each other outside of the steps, and how a lost one is noticed.
+"""The ranks of one job: how a process joins them, and how a lost one is noticed.
 
 Under ``torchrun`` a process group is made (gloo on CPUs, nccl on GPUs) and left again; one that is there already is
-used and stays. Rank 0 writes the run folder. A rank that is killed closes its connections, which the others notice in
-their next exchange; where they wait without one, as for a GPU, a thread looks for its sign of life.
+used and stays. A rank that is killed closes its connections, which the others notice in their next exchange; where they
+wait without one, as for a GPU, a thread looks for its sign of life.
 """
 
 import atexit
-import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
 
-from mettle.data.rank_share import RankShare
-from mettle.errors import InputError, MettleError, RunError
-from mettle.pairs.distributed import broadcast_text, has_other_ranks, is_any_rank
+from mettle.errors import MettleError
+from mettle.pairs.distributed.exchange import START_AGAIN, LostRankError, RankGroup
+from mettle.pairs.distributed.meeting import start_process_group
 
-Found = TypeVar("Found")
 PERIOD = 1.0  # seconds between two signs of life
 SILENCE = 22.0  # without one before a rank counts as lost
 GRACE = 5.0  # that its main thread then has to notice it by itself
@@ -33,89 +29,44 @@ DONE, PROBLEM = "done", "mettle/problem"
 CONNECTION_SIGNS = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """This process among those of its job; one alone is rank 0 of 1."""
-
-    rank: int = 0
-    size: int = 1
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank writes and prints."""
-        return self.rank == 0
-
-    @property
-    def share(self) -> RankShare:
-        """This rank's part of every batch."""
-        return RankShare(self.rank, self.size)
-
-    def broadcast(self, value: Found) -> Found:
-        """The value of rank 0, which JSON can hold, on every rank."""
-        return value if self.size == 1 else json.loads(broadcast_text(json.dumps(value)))
-
-    def call_on_first(self, function: Callable[..., Found]) -> Callable[..., Found]:
-        """The function, called on rank 0 only: the others get what JSON can hold of its result."""
-        if self.size == 1:
-            return function
-
-        def call(*args: Any, **options: Any) -> Any:
-            return self.broadcast(function(*args, **options) if self.is_first else None)
-
-        return call
-
-    def wait(self) -> None:
-        """Until all ranks have come here."""
-        if self.size > 1:
-            is_any_rank(False)
-
-    def choose_device(self, device: str) -> str:
-        """The device of this rank where the recipe says ``device``: each rank of a machine has a GPU of its own."""
-        if self.size == 1 or device != "cuda":
-            return device
-        number, count = dist.get_node_local_rank(fallback_rank=self.rank), torch.cuda.device_count()
-        if number >= count:
-            raise InputError(
-                f"rank {self.rank} is process {number} of its machine, which has {count} GPUs: start one process for "
-                "each GPU, or set train.device = 'cpu'"
-            )
-        torch.cuda.set_device(number)
-        return f"cuda:{number}"
-
-
-def current_ranks() -> Ranks:
-    """This process among the ranks of the process group, where there is one."""
-    return Ranks(dist.get_rank(), dist.get_world_size()) if has_other_ranks() else Ranks()
-
-
 @contextmanager
-def join_ranks() -> Iterator[Ranks]:
-    """The ranks of this job, while it trains together; inside another call, the same ones.
+def join_ranks(*, is_launched: bool | None = None, remedy: str = START_AGAIN) -> Iterator[RankGroup]:
+    """The ranks of this job, while they work together; inside another call, the same ones.
 
     A process group that is made here stays for the next call, and is closed where a rank fails: the others then hear of
     it at once.
+
+    Args:
+        is_launched: whether this is one of several processes that can meet; by default, whether torchrun started it.
+        remedy: what to do where a rank is lost, a sentence.
+
+    Raises:
+        MettleError: the processes cannot meet.
+        LostRankError: another rank has ended.
     """
-    is_own = dist.is_available() and dist.is_torchelastic_launched() and not dist.is_initialized()
+    if is_launched is None:
+        is_launched = dist.is_available() and dist.is_torchelastic_launched()
+    is_own = is_launched and not (dist.is_available() and dist.is_initialized())
     if is_own:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        start_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(_leave_group)
-    ranks = current_ranks()
+    ranks = RankGroup.current()
     if ranks.size == 1:
         yield ranks
         return
-    monitor = RankMonitor(ranks)
+    monitor = RankMonitor(ranks, remedy)
     monitor.start()
     try:
         yield ranks
     except Exception as problem:
-        is_lost = is_lost_connection(problem)
+        is_lost = isinstance(problem, LostRankError) or is_lost_connection(problem)
         reason = monitor.read_problem() if is_lost else None
-        if not is_lost and not isinstance(problem, LostRankError):
+        if not is_lost:
             monitor.tell_others(problem)
         if is_own:
             _leave_group()
         if is_lost:
-            raise LostRankError(describe_loss(ranks, reason)) from None
+            raise LostRankError(describe_loss(ranks, reason, remedy)) from None
         raise
     finally:
         monitor.stop()
@@ -127,15 +78,13 @@ def _leave_group() -> None:
             dist.destroy_process_group()
 
 
-class LostRankError(RunError):
-    """Another rank ended, and this one cannot go on."""
-
-
 class RankMonitor:
     """A thread that gives signs of life of this rank and looks for those of the others, in the store of the job."""
 
-    def __init__(self, ranks: Ranks):
-        self.ranks = ranks
+    def __init__(self, ranks: RankGroup, remedy: str = START_AGAIN):
+        self.ranks, self.remedy = ranks, remedy
+        from torch.distributed.distributed_c10d import _get_default_store  # a build of torch may have none
+
         shared: Any = _get_default_store()
         self.store = shared.clone()  # a connection of its own: the main thread may wait in another one
         self.store.set_timeout(timedelta(seconds=SILENCE))
@@ -187,7 +136,7 @@ class RankMonitor:
     def _give_up(self, reason: str) -> None:
         """End this process, unless its main thread notices by itself."""
         if not self.stopped.wait(GRACE):
-            print(f"mettle: {describe_loss(self.ranks, reason)}", file=sys.stderr, flush=True)
+            print(f"mettle: {describe_loss(self.ranks, reason, self.remedy)}", file=sys.stderr, flush=True)
             os._exit(1)
 
 
@@ -203,10 +152,7 @@ def is_lost_connection(problem: Exception) -> bool:
     )
 
 
-def describe_loss(ranks: Ranks, reason: str | None) -> str:
+def describe_loss(ranks: RankGroup, reason: str | None, remedy: str = START_AGAIN) -> str:
     """One line for the ranks that are left."""
     why = "another rank of this job has ended, killed or out of memory" if reason is None else reason
-    return (
-        f"rank {ranks.rank} of {ranks.size} stops, because {why}. The run continues from its last checkpoint with "
-        "--resume (resume=True), on any number of ranks"
-    )
+    return f"rank {ranks.rank} of {ranks.size} stops, because {why}. {remedy}"
