@@ -55,7 +55,7 @@ def test_rows_are_those_of_the_batch_made_at_once(case):
         assert torch.equal(raw.labels, whole.labels) and torch.equal(raw.ids, whole.ids)
         for span in SPANS:
             for _ in range(2):  # again, and the same
-                torch.testing.assert_close(raw.inputs.rows(span), whole.inputs[span], rtol=0, atol=0)
+                torch.testing.assert_close(raw.inputs.prepare_rows(span), whole.inputs[span], rtol=0, atol=0)
 
 
 def test_crops_of_whole_photographs_are_the_same(tmp_path):
@@ -70,7 +70,7 @@ def test_crops_of_whole_photographs_are_the_same(tmp_path):
     ):
         assert isinstance(raw.inputs, RawInputs)
         for span in SPANS:
-            torch.testing.assert_close(raw.inputs.rows(span), whole.inputs[span], rtol=0, atol=1e-6)
+            torch.testing.assert_close(raw.inputs.prepare_rows(span), whole.inputs[span], rtol=0, atol=1e-6)
 
 
 def write_picture(path, pixels):
@@ -87,3 +87,12 @@ def test_what_is_no_image_or_is_changed_as_a_whole_is_made_at_once(samples, opti
         batches(samples, Augment(), options, keep_raw=True), batches(samples, Augment(), options), strict=True
     ):
         torch.testing.assert_close(raw.inputs, whole.inputs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("preset", ["mild", "small"])
+def test_images_are_the_same_under_autocast_and_outside_it(preset):
+    [first, *_] = batches(LARGE, find_preset(preset), {}, keep_raw=True)
+    wanted = first.inputs.prepare_rows(slice(0, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(first.inputs.prepare_rows(slice(0, 8)), wanted)
+        assert torch.equal(first.inputs.prepare_all()[:8], wanted)

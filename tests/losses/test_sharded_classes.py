@@ -149,7 +149,7 @@ def work(rank: int, ranks: int, folder: str) -> None:
         kind, options = CASES[name]
         found[f"started {name}"] = build(kind, options).start_from(*starts(), centered=True).weight.detach()
     whole: Any = build(ArcFace, {})
-    found["gathered"] = whole.gather_rows(whole.weight)
+    found["gathered"] = whole.collect_rows(whole.weight)
     found["sent"] = [bytes_sent(classes, own) for classes in (C, 10 * C)]
     found["refused"] = refusals(rank, folder, ranks)
     torch.save(found, Path(folder) / f"found {rank} of {ranks}.pt")
@@ -344,7 +344,7 @@ def test_rank_0_gathers_the_rows_of_all_classes(folder, ranks):
     close(parts[0]["gathered"], whole.weight, "gathered")
     assert all(len(part["gathered"]) < C for part in parts[1:])
     assert torch.equal(whole.select_rows(whole.weight), whole.weight)
-    assert whole.gather_rows(whole.weight) is whole.weight
+    assert whole.collect_rows(whole.weight) is whole.weight
 
 
 WORDS = {

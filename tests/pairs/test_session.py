@@ -3,9 +3,12 @@
 import os
 import signal
 import socket
+import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -42,6 +45,17 @@ def test_a_rank_that_shows_no_sign_of_life_ends_the_others(tmp_path):
     assert first.returncode == 1
     assert said.startswith("mettle: rank 0 of 2 stops, because rank 1 has shown no sign of life")
     assert "start all of them again" in said
+
+
+def test_a_rank_that_gives_a_sign_after_all_is_not_given_up(monkeypatch):
+    monkeypatch.setattr(session, "GRACE", 0.0)
+    monitor = session.RankMonitor.__new__(session.RankMonitor)
+    monitor.ranks, monitor.remedy, monitor.stopped = RankGroup(0, 2), "", threading.Event()
+    monitor.store = SimpleNamespace(get=lambda key: b"8")
+    monitor._give_up("rank 1 has shown no sign of life for 22 seconds", 1, "7")
+    monkeypatch.setattr(session.os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        monitor._give_up("rank 1 has shown no sign of life for 22 seconds", 1, "8")
 
 
 def fail_alone(rank: int, folder: Path) -> None:

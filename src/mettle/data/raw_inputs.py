@@ -22,10 +22,12 @@ class RawInputs:
     def __len__(self) -> int:
         return self.count
 
-    def rows(self, span: slice) -> Tensor:
+    def prepare_rows(self, span: slice) -> Tensor:
         """These inputs, ready for the network and on its device."""
-        return self.prepare(slice(*span.indices(self.count)))
+        # A forward pass may ask under autocast and the backward pass outside it: both see the same images.
+        with torch.autocast(self.device.type, enabled=False):
+            return self.prepare(slice(*span.indices(self.count)))
 
-    def all(self) -> Tensor:
+    def prepare_all(self) -> Tensor:
         """All of them."""
-        return self.prepare(slice(0, self.count))
+        return self.prepare_rows(slice(0, self.count))

@@ -125,7 +125,7 @@ class ShardedClasses(ClassVectors):
         """Whether other ranks have classes too."""
         return self.class_range.ranks > 1
 
-    def gather_rows(self, x: Tensor) -> Tensor:
+    def collect_rows(self, x: Tensor) -> Tensor:
         """On rank 0 the rows of all classes, where ``x`` has those of this rank's; called on all ranks.
 
         Other ranks get back what they gave.

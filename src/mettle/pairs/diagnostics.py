@@ -14,6 +14,7 @@ from mettle.pairs.kernels import collect_inputs, explain_unavailable, lower_loss
 from mettle.pairs.problem import STATISTIC, build_problem, difficulty_statistics, evaluate_weights
 from mettle.pairs.selection import PairSelection, resolve_labels
 from mettle.pairs.self_normalized import fold_weights
+from mettle.pairs.similarity import widest_dtype
 from mettle.pairs.validation import Reference, validate_inputs
 
 
@@ -152,7 +153,8 @@ def pair_statistics(
     )
     names = [name for name in rows if not name.startswith(STATISTIC)]
     # One copy from the device, which is waited for once.
-    table = torch.stack([rows[name].double() for name in names] + [(z.abs().amax(1) == 0).double()]).cpu()
+    wide = widest_dtype(z.device)
+    table = torch.stack([rows[name].to(wide) for name in names] + [(z.abs().amax(1) == 0).to(wide)]).cpu().double()
     values = dict(zip([*names, "zero"], table, strict=True))
     sums = {name: float(value.sum()) for name, value in values.items()}
 

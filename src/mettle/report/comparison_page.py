@@ -83,7 +83,8 @@ def comparison_tables(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     """The numbers of all runs, those of the question that the first run answers first."""
     question = question_name(measured[0])
     tables = [scenario_table(scenario, measured, question) for scenario in reversed(_scenario_names(measured))]
-    return tables if question == "verification" else [question_table(measured, question), *tables]
+    found = tables if question == "verification" else [question_table(measured, question), *tables]
+    return [table for table in found if table["columns"]]
 
 
 def question_table(measured: Sequence[Mapping[str, Any]], question: str) -> dict[str, Any]:
@@ -114,6 +115,8 @@ def scenario_table(
 def _side_by_side(found: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """Columns and rows of a table from the numbers of each run by name."""
     columns = list(dict.fromkeys(name for entries in found for name in entries))
+    if not columns:
+        return {"columns": [], "rows": [[] for _ in found], "ranges": [], "better": "right"}
     absent = {"text": NONE, "interval": "", "value": None}
     cells = [[dict(entries.get(name, absent)) for name in columns] for entries in found]
     for at in range(len(columns)):

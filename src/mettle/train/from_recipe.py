@@ -247,6 +247,12 @@ def _check_ranks(recipe: Recipe, ranks: RankGroup, given: GivenObjects) -> None:
             f"the loss holds the classes of {held.ranks} ranks, and here are {ranks.size}: name it, as in "
             'loss={"kind": "ArcFace"}, with shard_classes=True, and it is made when the ranks have met'
         )
+    parts = given.loss.modules() if isinstance(given.loss, nn.Module) else ()
+    if any(is_spread(part) for part in parts if part is not given.loss):
+        raise InputError(
+            "a part of the loss holds the classes of one rank only, and a checkpoint would hold no others: give a loss "
+            "of samples against classes alone, with shard_classes=True"
+        )
     if recipe.train.compile:
         raise RecipeError("train.compile does not go with several ranks: leave it out")
 
@@ -398,7 +404,7 @@ def _collect_classes(method: Method, samples: Samples) -> tuple[Tensor, list[str
     loss = method.final_module("loss")  # that of somebody else, or a sum, tells no vectors
     if not hasattr(loss, "vectors"):
         return None
-    return loss.gather_rows(loss.vectors()) if is_spread(loss) else loss.vectors(), names
+    return loss.collect_rows(loss.vectors()) if is_spread(loss) else loss.vectors(), names
 
 
 def _save_result(

@@ -106,7 +106,7 @@ def cached_forward(
     """
     forward = network if forward is None else forward
     if rows == 0:
-        return forward(inputs.all() if isinstance(inputs, RawInputs) else inputs)
+        return forward(inputs.prepare_all() if isinstance(inputs, RawInputs) else inputs)
     if any(isinstance(part, DistributedDataParallel) for part in network.modules()):
         raise InputError(
             "gradient caching calls the network several times in a step, and DistributedDataParallel expects one call: "
@@ -122,7 +122,7 @@ def cached_forward(
     total, device = sizes.pop(), _find_device(network)
     parts = count_micro_batches(total, rows, network)
     if parts == 1:
-        inputs = inputs.all() if is_raw else inputs
+        inputs = inputs.prepare_all() if is_raw else inputs
         return forward(_map_tensors(inputs, lambda x: x.to(device, non_blocking=True)))
     parameters = [p for p in network.parameters() if p.requires_grad]
     passes = _Passes(network, forward, inputs, _even_spans(total, parts), device, len(leaves))
@@ -168,7 +168,7 @@ class _Passes:
 
     def _embed(self, leaves: Iterable[Tensor], span: slice) -> Tensor:
         """One micro-batch, whose inputs are these."""
-        remaining = iter([self.inputs.rows(span)] if isinstance(self.inputs, RawInputs) else leaves)
+        remaining = iter([self.inputs.prepare_rows(span)] if isinstance(self.inputs, RawInputs) else leaves)
         inputs = _map_tensors(self.template, lambda _: next(remaining).to(self.device, non_blocking=True))
         # No cache: weights that are cast without a graph must not be found again by what needs one.
         with torch.autocast(self.device.type, self.cast_to, enabled=self.cast_to is not None, cache_enabled=False):

@@ -672,6 +672,10 @@ def _check_sharding(recipe: Recipe) -> None:
         raise RecipeError(f"train.shard_classes needs train.method = 'supervised', got {setup.method!r}: leave it out")
     if setup.precision == "float16":
         raise RecipeError("train.shard_classes does not go with float16, whose scale ranks share: set bfloat16")
+    if (name := setup.optimizer["kind"]) in ("Adafactor", "Muon"):
+        raise RecipeError(
+            f"train.shard_classes does not go with {name}, which looks at all rows of a matrix: set AdamW or SGD"
+        )
     try:
         losses.check_shardable(getattr(losses, str(kind), None), recipe.loss)
     except InputError as error:

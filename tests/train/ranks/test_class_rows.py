@@ -36,6 +36,17 @@ class Stop(Callback):
         state.stop_requested = state.stop_requested or state.step == self.after
 
 
+class Part(torch.nn.Module):
+    """A loss that has one with spread classes inside."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, z, y):
+        return self.inner(z, y)
+
+
 def work(rank: int, ranks: int, folder: Path, jobs: list[tuple[str, str, bool, int | None]]) -> None:
     """Train the runs one after the other: name, settings, whether classes are spread, and after which step to stop."""
     torch.set_num_threads(1)
@@ -55,6 +66,9 @@ def work(rank: int, ranks: int, folder: Path, jobs: list[tuple[str, str, bool, i
         recipe = rank_runs.make_recipe(folder, "arcface", steps=2)
         with pytest.raises(InputError, match=f"holds the classes of 1 ranks, and here are {ranks}: name it"):
             train(recipe, folder / "refused", tensorboard=False, given=GivenObjects(loss=made_before))
+        part = Part(shard_classes(ArcFace, 8, 8))
+        with pytest.raises(InputError, match="a part of the loss holds the classes of one rank only"):
+            train(recipe, folder / "refused", tensorboard=False, given=GivenObjects(loss=part))
         dist.destroy_process_group()
 
 
@@ -116,6 +130,7 @@ def latest(folder: Path) -> Path:
         ("supcon", {}, "shard_classes takes a class of mettle.losses with class vectors"),
         ("jtt", {}, "needs train.method = 'supervised'"),
         ("arcface", {"precision": "float16"}, "does not go with float16"),
+        ("arcface", {"optimizer": "Adafactor"}, "looks at all rows of a matrix"),
         ("arcface", {"own_loss": {"kind": "ArcFace", "label_smoothing": 0.1}}, "label_smoothing does not go with"),
         ("arcface", {"own_loss": {"kind": "ProxyAnchor"}}, "looks at all class vectors at once"),
     ],

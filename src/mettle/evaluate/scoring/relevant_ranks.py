@@ -22,7 +22,7 @@ from mettle.evaluate.scoring.scores import round_threshold_up
 from mettle.evaluate.scoring.tile_threads import count_threads, map_in_threads
 from mettle.pairs.distributed import ALONE, RankGroup
 
-_TILE = 1 << 22  # scores held at a time
+_TILE = 1 << 21  # scores held at a time: more of them are new pages of memory in every tile
 _DEAR = 16  # scoring a listed pair costs about as much as so many in a tile
 _WINDOWS = 24  # so many passes over a row cost about as much as scoring it exactly
 

@@ -129,13 +129,15 @@ class RankMonitor:
                     if sign != last:
                         seen[rank] = sign, time.monotonic()
                     elif sign not in ("", DONE) and time.monotonic() - since > SILENCE:
-                        self._give_up(f"rank {rank} has shown no sign of life for {SILENCE:.0f} seconds")
+                        self._give_up(f"rank {rank} has shown no sign of life for {SILENCE:.0f} seconds", rank, sign)
             except RuntimeError:  # the process that holds the store is gone
                 self._give_up("the process that the ranks met at is gone")
 
-    def _give_up(self, reason: str) -> None:
-        """End this process, unless its main thread notices by itself."""
+    def _give_up(self, reason: str, rank: int | None = None, last: str = "") -> None:
+        """End this process, unless its main thread notices by itself, or the rank gave another sign meanwhile."""
         if not self.stopped.wait(GRACE):
+            if rank is not None and self.store.get(_life_key(rank)).decode() != last:
+                return
             print(f"mettle: {describe_loss(self.ranks, reason, self.remedy)}", file=sys.stderr, flush=True)
             os._exit(1)
 

@@ -18,7 +18,7 @@ def is_spread(loss: Any) -> bool:
 
 def collect_module_state(module: nn.Module) -> dict[str, Any]:
     """The state of a module with the rows of all classes, on rank 0."""
-    return _change_rows(module, module.state_dict(), lambda loss, x: loss.gather_rows(x))
+    return _change_rows(module, module.state_dict(), lambda loss, x: loss.collect_rows(x))
 
 
 def load_module_state(module: nn.Module, state: Mapping[str, Any]) -> None:
@@ -39,7 +39,7 @@ def _change_rows(
 
 def collect_optimizer_rows(state: Mapping[str, Any], groups: list[dict[str, Any]], loss: Any) -> dict[str, Any]:
     """The state of an optimizer with what it keeps of the rows of all classes, on rank 0."""
-    return _change_optimizer(state, groups, loss, lambda p, x: x.shape == p.shape, lambda x: loss.gather_rows(x))
+    return _change_optimizer(state, groups, loss, lambda p, x: x.shape == p.shape, lambda x: loss.collect_rows(x))
 
 
 def select_optimizer_rows(state: Mapping[str, Any], groups: list[dict[str, Any]], loss: Any) -> dict[str, Any]:
