@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from mettle.data import Samples
 from mettle.evaluate import clustering, few_shot, retrieval
@@ -235,8 +235,9 @@ def _plot_losses(run: ChapterRun) -> Figure:
             if values and max(values) > 0:
                 axes.plot(steps, np.asarray(values) / values[0], color=run_color(k), lw=1.8, label=name)
         axes.set(xlabel="step", ylabel="times its first value", yscale="log")
-        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            which(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.legend(fontsize=8)
         return finish_figure(drawing, "losses", "Losses of HDML (triplet), each in units of its first value.")
 

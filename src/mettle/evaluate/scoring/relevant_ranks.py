@@ -22,7 +22,8 @@ from mettle.evaluate.scoring.scores import round_threshold_up
 from mettle.evaluate.scoring.tile_threads import count_threads, map_in_threads
 from mettle.pairs.distributed import ALONE, RankGroup
 
-_TILE = 1 << 21  # scores held at a time: more of them are new pages of memory in every tile
+_TILE = 1 << 22  # scores held at a time, at most
+_QUICK_TILE, _QUICK_ROWS = 1 << 20, 64  # scores that are new pages of memory in no tile, and rows that a product wants
 _DEAR = 16  # scoring a listed pair costs about as much as so many in a tile
 _WINDOWS = 24  # so many passes over a row cost about as much as scoring it exactly
 
@@ -181,7 +182,7 @@ def rank_relevant(
     """
     count, size = (len(side) for side in relevance.code)
     shelf, own = _GalleryByLabel.from_relevance(relevance), _OwnSamples.from_relevance(relevance)
-    step = min(chunk or max(1, _TILE // size), count)
+    step = min(chunk or max(1, min(_TILE // size, max(_QUICK_TILE // size, _QUICK_ROWS))), count)
 
     def rank_from(start: int) -> RelevantRanks | None:
         """Rank the queries of one tile."""
