@@ -1,6 +1,7 @@
 """The storage on a real PostgreSQL: many writers, restarts, silence, wrong passwords, missing parts."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -416,6 +417,55 @@ def test_connections_are_kept_and_few(postgres, shelf):
     storage.close()
     _until(lambda: postgres.sql(BUSY) == [(0,)])
     assert postgres.sql(BUSY) == [(0,)]
+
+
+def in_child(work) -> str:
+    """What a forked child says of a piece of work: its answer or its error."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            said = str(work())
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as line:
+        said = line.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of later Pythons, about a fork beside threads
+def test_a_forked_child_makes_connections_of_its_own(postgres, shelf):
+    storage = shelf.create()
+    storage.enrol("anna", units(1, 2))
+    own = "SELECT pg_backend_pid()"
+
+    def backend() -> int:
+        return storage._run_read(lambda session: session.execute(own))[0][0]
+
+    mine = backend()
+    theirs = in_child(backend)  # with an idle connection in the parent's pool
+    assert theirs.isdigit() and int(theirs) != mine == backend()
+    scan = storage.scan(batch=1)
+    assert next(scan).numbers.tolist() == [1]  # the only connection is in use now
+    assert in_child(backend).isdigit()
+    assert in_child(lambda: next(scan)).startswith("GalleryUnavailable"), "it is the parent's"
+    assert in_child(scan.close) == "None"
+    assert next(scan).numbers.tolist() == [2] and next(scan, None) is None
+    assert in_child(lambda: (storage.close(), storage.close())) == "(None, None)"
+    assert in_child(lambda: (storage.enrol("bert", units(2, 1)).sequence, storage.close())) == "(2, None)"
+    assert list(storage.ids()) == ["anna", "bert"] and backend() == mine
+    storage.close()
+    assert in_child(storage.sequence).startswith("GalleryError") and "closed" in in_child(storage.sequence)
+
+
+def test_servers_add_no_handlers_to_the_log(postgres, shelf):
+    before = list(logging.getLogger("psycopg.pool").handlers)
+    for _ in range(3):
+        PostgresStorage.exists(shelf.url)
+    assert logging.getLogger("psycopg.pool").handlers == before
 
 
 def test_g9_compact_erases_deleted_templates_from_the_tables(postgres, shelf):
