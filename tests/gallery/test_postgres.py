@@ -120,6 +120,52 @@ def test_the_extension_may_live_in_another_schema(postgres):
     storage.close()
 
 
+def test_rights_that_are_missing_on_the_extension_are_named(postgres):
+    postgres.sql("CREATE DATABASE apart")
+    postgres.sql("CREATE SCHEMA ext", database="apart")
+    postgres.sql("CREATE EXTENSION vector SCHEMA ext", database="apart")
+    PostgresStorage.create(postgres.url("people", database="apart"), Binding(8)).close()
+    postgres.sql("CREATE ROLE low LOGIN")
+    postgres.sql("GRANT USAGE ON SCHEMA people TO low", database="apart")
+    postgres.sql("GRANT ALL ON ALL TABLES IN SCHEMA people TO low", database="apart")
+    url = postgres.url("people", database="apart", user="low")
+    refused(lambda: PostgresStorage.open(url), GalleryError, "'low'", "'ext'", "ask for the rights")
+    postgres.sql("GRANT USAGE ON SCHEMA ext TO low", database="apart")
+    storage = PostgresStorage.open(url)
+    storage.enrol("anna", units(1, 1))
+    storage.close()
+
+
+def test_who_finds_too_many_connections_waits_for_one_of_ours(postgres, shelf):
+    shelf.create().close()
+    postgres.sql("CREATE ROLE single LOGIN CONNECTION LIMIT 1")
+    postgres.sql(f'GRANT USAGE ON SCHEMA "{shelf.name}" TO single')
+    postgres.sql(f'GRANT ALL ON ALL TABLES IN SCHEMA "{shelf.name}" TO single')
+    url = postgres.url(shelf.name, user="single")
+    storage, said = PostgresStorage.open(url, timeout=PATIENT), []
+
+    def ask() -> None:
+        try:
+            said.append(storage.names_of([1]))
+        except MettleError as error:
+            said.append(error)
+
+    with storage._server.connection():
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.7)  # so that attempts at more connections fail
+        refused(lambda: PostgresStorage.open(url), GalleryUnavailable, "too many connections")
+    for thread in threads:
+        thread.join(100)
+    assert said == [[None]] * 4
+    storage.close()
+    hurried = PostgresStorage.open(url, timeout=0.1)
+    with hurried._server.connection():
+        refused(lambda: hurried.names_of([1]), GalleryUnavailable, "too many connections")
+    hurried.close()
+
+
 def test_a_database_of_another_encoding_is_refused(postgres):
     postgres.sql("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     refused(lambda: PostgresStorage.create(postgres.url(database="latin"), Binding(8)), GalleryError, "LATIN1", "UTF8")
@@ -330,6 +376,23 @@ def test_g14_a_line_cut_at_a_commit_that_cannot_be_asked_about_says_so(postgres,
     proxy.fault = proxy.after = ""
     assert _served(lambda: storage.enrol("bert", units(2, 1), request="r2")).repeated
     assert _served(storage.sequence) == 2
+    storage.close()
+
+
+@pytest.mark.parametrize("answer", ["closed", "no such gallery"])
+def test_g14_whatever_the_second_attempt_meets_the_first_one_stays_unknown(postgres, shelf, proxy, answer):
+    shelf.create().close()
+    storage = PostgresStorage.open(postgres.url(shelf.name, host=str(proxy.folder)), timeout=PATIENT)
+    drop = storage._server.drop_idle_connections
+
+    def meanwhile() -> None:
+        drop()
+        storage.close() if answer == "closed" else postgres.sql(f'DROP SCHEMA "{shelf.name}" CASCADE')
+
+    storage._server.drop_idle_connections = meanwhile
+    proxy.fault = "cut after commit"
+    refused(lambda: storage.enrol("anna", units(1, 1), request="r"), OutcomeUnknown, "same request name")
+    assert proxy.happened == 1, "the line was not cut: this test saw nothing"
     storage.close()
 
 

@@ -113,6 +113,9 @@ def _leave_connection(connection: Any) -> None:
 LOOK = 0.05  # seconds after which a wait for a connection looks whether none could be made
 
 
+PATIENT_LOOK = 0.5  # the same, where the server is asked for another one each time and had too many of them
+
+
 MOST_CONNECTIONS = 64  # of one open gallery; what is asked beyond that waits until one of them is given back
 
 
@@ -194,12 +197,12 @@ class PostgresServer:
 
     def _start_over(self) -> None:
         self._failures, self._failure = 0, Exception()  # how many connections could not be made, and why the last one
-        self._given: set[Any] = set()  # connections in use
+        self._made: set[Any] = set()  # connections, in use or idle; closed ones until the next is made
         self._pool = self._make_pool()
 
     def leave_parent(self) -> None:
         """In a forked child: leave the connections to the parent, whose threads and sockets they are, and make own."""
-        for connection in self._given:
+        for connection in self._made:
             _leave_connection(connection)
         self._inherited.append(self._pool)
         self._watch.start_over()
@@ -267,6 +270,7 @@ class PostgresServer:
                 try:
                     connection = super().connect(conninfo, **settings)
                     server._prepare(connection)
+                    server._keep_connection(connection)
                     return connection
                 except Exception as error:
                     if connection is not None:
@@ -298,22 +302,37 @@ class PostgresServer:
         from psycopg_pool import PoolClosed, PoolTimeout
 
         failures, due = self._failures, time.monotonic() + max(2, self._timeout) + 2 * GRACE
+        wait, crowded = LOOK, False
         while True:
             try:
                 if not self._closed:
                     pool.open()
-                connection = pool.getconn(LOOK)
-                self._given.add(connection)
-                return connection
+                return pool.getconn(wait)
             except PoolClosed:
                 raise GalleryError(f"the gallery {self.schema!r} is closed: open it again") from None
             except PoolTimeout:
                 if self._failures > failures:
-                    raise self._connection_refused(self._failure) from None
+                    failures, crowded = self._failures, self._is_crowded()
+                    if not crowded:
+                        raise self._connection_refused(self._failure) from None
+                    wait = PATIENT_LOOK
                 if time.monotonic() > due:
+                    if crowded:
+                        raise self._connection_refused(self._failure) from None
                     raise GalleryUnavailable(
                         f"the server gave no connection for the gallery {self.schema!r} in time: try again later"
                     ) from None
+
+    def _keep_connection(self, connection: Any) -> None:
+        for made in tuple(self._made):
+            if made.closed:
+                self._made.discard(made)
+        self._made.add(connection)
+
+    def _is_crowded(self) -> bool:
+        """Whether the server takes no more connections for now, but we have one that will be given back."""
+        text = str(self._failure)
+        return any(sign in text for sign in CROWDED) and not all(made.closed for made in tuple(self._made))
 
     def _prepare(self, connection: Any) -> None:
         session = self.session(connection)
@@ -336,10 +355,18 @@ class PostgresServer:
             session.execute("SET default_transaction_read_only = on")
         if found:
             sql = "SELECT oid::int8, typarray::int8 FROM pg_type WHERE oid = to_regtype('vector')"
-            _register_vectors(connection, *session.execute(sql)[0])
+            if not (types := session.execute(sql)):
+                user, place = session.execute("SELECT current_user::text")[0][0], found[0][0]
+                raise GalleryError(
+                    f"the user {user!r} may not use the schema {place!r}, which pgvector is in: ask for the rights "
+                    f'(GRANT USAGE ON SCHEMA "{place}" TO "{user}")'
+                )
+            _register_vectors(connection, *types[0])
 
     def _connection_refused(self, error: Exception) -> MettleError:
         """Why there is no connection."""
+        if isinstance(error, MettleError):
+            return error
         if isinstance(error, UnicodeError):
             return InputError("the URL of the PostgreSQL gallery holds characters that no server takes")
         if getattr(error, "sqlstate", None) and not isinstance(error, self._driver.OperationalError):
@@ -368,7 +395,6 @@ class PostgresServer:
 
     def _give_back(self, pool: Any, connection: Any) -> bool:
         """Keep a connection for the next, its transaction ended; returns whether it was broken."""
-        self._given.discard(connection)
         broken = bool(connection.closed)
         if pool is not self._pool:  # the parent's
             return broken
@@ -662,7 +688,7 @@ class PostgresStorage(SqlStorage):
             if unsure or lost.committing:
                 raise self._outcome_unknown() from None
             raise lost.error from None
-        except GalleryUnavailable:
+        except MettleError:  # no answer of this attempt says what became of the first
             if unsure:
                 raise self._outcome_unknown() from None
             raise
