@@ -76,6 +76,18 @@ def test_the_wrong_door_is_named(postgres):
         PostgresStorage.open(inside, timeout=0)
 
 
+def test_a_wrong_password_is_sent_once(postgres):
+    def count() -> int:
+        return (postgres.folder / "log").read_text().count("password authentication failed")
+
+    before = count()
+    for turn in range(1, 3):
+        url = postgres.url(user="locked:wrong")
+        refused(lambda url=url: PostgresStorage.open(url), GalleryError, "user and password", secret="wrong")
+        time.sleep(0.3)  # in which the pool would try again
+        assert count() == before + turn
+
+
 def test_a_missing_gallery_is_named(postgres, shelf):
     assert not PostgresStorage.exists(shelf.url)
     refused(shelf.open, GalleryError, shelf.name)

@@ -12,6 +12,7 @@ sequence numbers follow each other without a gap in the order of the commits.
 """
 
 import logging
+import math
 import os
 import re
 import secrets
@@ -196,7 +197,8 @@ class PostgresServer:
         SERVERS.add(self)
 
     def _start_over(self) -> None:
-        self._failures, self._failure = 0, Exception()  # how many connections could not be made, and why the last one
+        # How many connections could not be made, when the last one of them and why.
+        self._failures, self._failed_at, self._failure = 0, -math.inf, Exception()
         self._made: set[Any] = set()  # connections, in use or idle; closed ones until the next is made
         self._pool = self._make_pool()
 
@@ -266,6 +268,8 @@ class PostgresServer:
 
             @classmethod
             def connect(cls, conninfo: str = "", **settings: Any) -> Any:
+                if time.monotonic() < server._failed_at + LOOK:  # the pool tries twice: a password is sent once
+                    raise server._failure
                 connection = None
                 try:
                     connection = super().connect(conninfo, **settings)
@@ -275,7 +279,8 @@ class PostgresServer:
                 except Exception as error:
                     if connection is not None:
                         connection.close()
-                    server._failures, server._failure = server._failures + 1, error
+                    server._failed_at, server._failure = time.monotonic(), error
+                    server._failures += 1
                     raise
 
         maker = os.getpid()
