@@ -117,7 +117,7 @@ LOOK = 0.05  # seconds after which a wait for a connection looks whether none co
 PATIENT_LOOK = 0.5  # the same, where the server is asked for another one each time and had too many of them
 
 
-MOST_CONNECTIONS = 64  # of one open gallery; what is asked beyond that waits until one of them is given back
+MOST_CONNECTIONS = 64  # of one open gallery; what is asked beyond that waits for one of these, up to the time limit
 
 
 CROWDED = ("too many connections", "too many clients", "connection slots")  # a server that lets nobody in for now
@@ -279,7 +279,7 @@ class PostgresServer:
                 except Exception as error:
                     if connection is not None:
                         connection.close()
-                    server._failed_at, server._failure = time.monotonic(), error
+                    server._failure, server._failed_at = error, time.monotonic()
                     server._failures += 1
                     raise
 
