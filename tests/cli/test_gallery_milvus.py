@@ -52,10 +52,10 @@ def test_a_server_gives_the_answers_of_the_gallery(people, server, monkeypatch):
     assert "index kind: Milvus, " in mettle("gallery", "info", people, "--milvus", server)
     assert mettle("gallery", "check", people, "--milvus", server) == "sound\n"
     mettle("gallery", "delete", people, "p01")
-    mettle("gallery", "index", people, "--milvus", server, "--kind", "exact")
     mettle("gallery", "compact", people, "--milvus", server)
     monkeypatch.setenv("METTLE_MILVUS", server)
-    assert "index kind: Milvus, FLAT" in mettle("gallery", "info", people)
+    mettle("gallery", "index", people, "--kind", "exact")
+    assert "index kind: Milvus, FLAT" in mettle("gallery", "info", people, "--milvus", server)
     assert all(name != "p01" for answer in identify(people) for name, _ in answer)
 
 
@@ -66,3 +66,18 @@ def test_an_address_that_is_none_is_one_line(command, people, monkeypatch):
     monkeypatch.chdir(people.parent)
     said = mettle(*(word.format(people) for word in command), "--milvus", "milvus", status=2)
     assert "milvus must be the address of a server" in said
+
+
+def test_what_needs_no_search_is_not_stopped_by_the_environment(people, tmp_path, monkeypatch):
+    with Gallery.open(tmp_path / "fused", dim=DIM, fusion="mean") as gallery:
+        gallery.enrol("anna", np.eye(DIM, dtype=np.float32)[0])
+    monkeypatch.setenv("METTLE_MILVUS", "no address")
+    for place in (people, tmp_path / "fused"):
+        assert "index kind: " in mettle("gallery", "info", place)
+        assert mettle("gallery", "check", place) == "sound\n"
+    assert mettle("gallery", "compact", tmp_path / "fused") == "compacted\n"
+    said = mettle("gallery", "compact", people, status=2)  # the server may hold what is to be erased
+    assert "milvus must be the address of a server" in said
+    assert "there is no gallery" in mettle("gallery", "compact", tmp_path / "none", status=2)
+    monkeypatch.setenv("METTLE_MILVUS", "")
+    assert mettle("gallery", "compact", people) == "compacted\n"

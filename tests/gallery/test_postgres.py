@@ -1,6 +1,7 @@
 """The storage on a real PostgreSQL: many writers, restarts, silence, wrong passwords, missing parts."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -75,6 +76,18 @@ def test_the_wrong_door_is_named(postgres):
         PostgresStorage.open(inside, timeout=0)
 
 
+def test_a_wrong_password_is_sent_once(postgres):
+    def count() -> int:
+        return (postgres.folder / "log").read_text().count("password authentication failed")
+
+    before = count()
+    for turn in range(1, 3):
+        url = postgres.url(user="locked:wrong")
+        refused(lambda url=url: PostgresStorage.open(url), GalleryError, "user and password", secret="wrong")
+        time.sleep(0.3)  # in which the pool would try again
+        assert count() == before + turn
+
+
 def test_a_missing_gallery_is_named(postgres, shelf):
     assert not PostgresStorage.exists(shelf.url)
     refused(shelf.open, GalleryError, shelf.name)
@@ -117,6 +130,52 @@ def test_the_extension_may_live_in_another_schema(postgres):
     storage.enrol("anna", units(1, 1))
     assert storage.search(units(1, 1), 1)[1].tolist() == [[1]] and storage.check() == []
     storage.close()
+
+
+def test_rights_that_are_missing_on_the_extension_are_named(postgres):
+    postgres.sql("CREATE DATABASE apart")
+    postgres.sql("CREATE SCHEMA ext", database="apart")
+    postgres.sql("CREATE EXTENSION vector SCHEMA ext", database="apart")
+    PostgresStorage.create(postgres.url("people", database="apart"), Binding(8)).close()
+    postgres.sql("CREATE ROLE low LOGIN")
+    postgres.sql("GRANT USAGE ON SCHEMA people TO low", database="apart")
+    postgres.sql("GRANT ALL ON ALL TABLES IN SCHEMA people TO low", database="apart")
+    url = postgres.url("people", database="apart", user="low")
+    refused(lambda: PostgresStorage.open(url), GalleryError, "'low'", "'ext'", "ask for the rights")
+    postgres.sql("GRANT USAGE ON SCHEMA ext TO low", database="apart")
+    storage = PostgresStorage.open(url)
+    storage.enrol("anna", units(1, 1))
+    storage.close()
+
+
+def test_who_finds_too_many_connections_waits_for_one_of_ours(postgres, shelf):
+    shelf.create().close()
+    postgres.sql("CREATE ROLE single LOGIN CONNECTION LIMIT 1")
+    postgres.sql(f'GRANT USAGE ON SCHEMA "{shelf.name}" TO single')
+    postgres.sql(f'GRANT ALL ON ALL TABLES IN SCHEMA "{shelf.name}" TO single')
+    url = postgres.url(shelf.name, user="single")
+    storage, said = PostgresStorage.open(url, timeout=PATIENT), []
+
+    def ask() -> None:
+        try:
+            said.append(storage.names_of([1]))
+        except MettleError as error:
+            said.append(error)
+
+    with storage._server.connection():
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.7)  # so that attempts at more connections fail
+        refused(lambda: PostgresStorage.open(url), GalleryUnavailable, "too many connections")
+    for thread in threads:
+        thread.join(100)
+    assert said == [[None]] * 4
+    storage.close()
+    hurried = PostgresStorage.open(url, timeout=0.1)
+    with hurried._server.connection():
+        refused(lambda: hurried.names_of([1]), GalleryUnavailable, "too many connections")
+    hurried.close()
 
 
 def test_a_database_of_another_encoding_is_refused(postgres):
@@ -332,6 +391,23 @@ def test_g14_a_line_cut_at_a_commit_that_cannot_be_asked_about_says_so(postgres,
     storage.close()
 
 
+@pytest.mark.parametrize("answer", ["closed", "no such gallery"])
+def test_g14_whatever_the_second_attempt_meets_the_first_one_stays_unknown(postgres, shelf, proxy, answer):
+    shelf.create().close()
+    storage = PostgresStorage.open(postgres.url(shelf.name, host=str(proxy.folder)), timeout=PATIENT)
+    drop = storage._server.drop_idle_connections
+
+    def meanwhile() -> None:
+        drop()
+        storage.close() if answer == "closed" else postgres.sql(f'DROP SCHEMA "{shelf.name}" CASCADE')
+
+    storage._server.drop_idle_connections = meanwhile
+    proxy.fault = "cut after commit"
+    refused(lambda: storage.enrol("anna", units(1, 1), request="r"), OutcomeUnknown, "same request name")
+    assert proxy.happened == 1, "the line was not cut: this test saw nothing"
+    storage.close()
+
+
 def _raise(error: Exception) -> None:
     raise error
 
@@ -416,6 +492,55 @@ def test_connections_are_kept_and_few(postgres, shelf):
     storage.close()
     _until(lambda: postgres.sql(BUSY) == [(0,)])
     assert postgres.sql(BUSY) == [(0,)]
+
+
+def in_child(work) -> str:
+    """What a forked child says of a piece of work: its answer or its error."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            said = str(work())
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as line:
+        said = line.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of later Pythons, about a fork beside threads
+def test_a_forked_child_makes_connections_of_its_own(postgres, shelf):
+    storage = shelf.create()
+    storage.enrol("anna", units(1, 2))
+    own = "SELECT pg_backend_pid()"
+
+    def backend() -> int:
+        return storage._run_read(lambda session: session.execute(own))[0][0]
+
+    mine = backend()
+    theirs = in_child(backend)  # with an idle connection in the parent's pool
+    assert theirs.isdigit() and int(theirs) != mine == backend()
+    scan = storage.scan(batch=1)
+    assert next(scan).numbers.tolist() == [1]  # the only connection is in use now
+    assert in_child(backend).isdigit()
+    assert in_child(lambda: next(scan)).startswith("GalleryUnavailable"), "it is the parent's"
+    assert in_child(scan.close) == "None"
+    assert next(scan).numbers.tolist() == [2] and next(scan, None) is None
+    assert in_child(lambda: (storage.close(), storage.close())) == "(None, None)"
+    assert in_child(lambda: (storage.enrol("bert", units(2, 1)).sequence, storage.close())) == "(2, None)"
+    assert list(storage.ids()) == ["anna", "bert"] and backend() == mine
+    storage.close()
+    assert in_child(storage.sequence).startswith("GalleryError") and "closed" in in_child(storage.sequence)
+
+
+def test_servers_add_no_handlers_to_the_log(postgres, shelf):
+    before = list(logging.getLogger("psycopg.pool").handlers)
+    for _ in range(3):
+        PostgresStorage.exists(shelf.url)
+    assert logging.getLogger("psycopg.pool").handlers == before
 
 
 def test_g9_compact_erases_deleted_templates_from_the_tables(postgres, shelf):

@@ -1,15 +1,17 @@
 """A gallery with a fusion rule follows its storage: the right rows, in one addition, and whole or not at all."""
 
+import threading
 import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from storage_fixtures import units
+from storage_fixtures import ServerShelf, units
 
-from mettle.errors import GalleryUnavailable
+from mettle.errors import GalleryError, GalleryUnavailable
 from mettle.gallery import Gallery, IndexSpec
+from mettle.gallery.index.searchers import ReadWriteLock, distinct_identities
 
 DIM = 8
 
@@ -123,3 +125,55 @@ def test_one_long_name_costs_no_memory_for_every_template(folder):
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
     assert peaks[1] - peaks[0] < 100 * count, peaks
+
+
+def test_a_vector_damaged_on_the_server_gets_no_name_that_was_kept(postgres):
+    """The server computes the score from what lies on its disk now: the row is checked after every search."""
+    shelf, (anna, bert, probe) = ServerShelf(postgres), units(1, 3, DIM)
+    with Gallery.open(shelf.url, dim=DIM, thresholds={0.01: 0.9}) as gallery:
+        gallery.enrol("anna", anna)
+        gallery.enrol("bert", bert)
+        assert gallery.identify(bert).match == "bert" and gallery.identify(probe).match is None
+        shelf.sql(f"UPDATE templates SET vector = '{probe.tolist()}' WHERE number = 2")
+        for _ in range(2):
+            with pytest.raises(GalleryError, match="template 2 fails its checksum"):
+                gallery.identify(probe)
+        shelf.sql(f"UPDATE templates SET vector = '{bert.tolist()}' WHERE number = 2")
+        assert gallery.identify(bert).match == "bert"
+
+
+def test_a_score_that_is_no_number_is_never_given_out():
+    numbers, scores = np.array([1, 2, -1]), np.array([0.5, np.nan, -np.inf], np.float32)
+    with pytest.raises(GalleryError, match="template 2"):
+        distinct_identities(numbers, scores, {1: "anna", 2: "bert"})
+    with pytest.raises(GalleryError, match="template 2"):  # though anna has a better row
+        distinct_identities(numbers, scores, {1: "anna", 2: "anna"})
+    assert distinct_identities(numbers, scores, {1: "anna"}) == [("anna", 0.5)]
+
+
+def test_a_writer_that_gives_up_lets_readers_go_on():
+    lock, asked, served, done = ReadWriteLock(), threading.Event(), threading.Event(), threading.Event()
+
+    def give_up(_condition) -> bool:
+        asked.set()
+        while not waiting.is_set():
+            wait(0.01)
+        raise KeyboardInterrupt
+
+    def read() -> None:
+        with lock.reading():
+            served.set()
+
+    def write() -> None:
+        with pytest.raises(KeyboardInterrupt), lock.writing():
+            pass
+        done.set()
+
+    waiting, wait = threading.Event(), lock._condition.wait
+    lock._condition.wait_for = give_up
+    with lock.reading():
+        threading.Thread(target=write, daemon=True).start()
+        assert asked.wait(20)
+        lock._condition.wait = lambda timeout=None: (timeout is None and waiting.set(), wait(timeout))[1]
+        threading.Thread(target=read, daemon=True).start()
+        assert done.wait(20) and served.wait(20)

@@ -1,6 +1,7 @@
 """Commands of galleries: enrol, verify, identify, delete; what they hold, thresholds, damage, copies."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,11 +28,26 @@ Far = Annotated[float | None, typer.Option(help="False-accept rate to answer at;
 Threshold = Annotated[float | None, typer.Option(help="A threshold by hand instead.")]
 Model = Annotated[Path | None, typer.Option(help="The run whose embeddings the gallery holds; needed once.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+MILVUS = "METTLE_MILVUS"  # in the environment
 Milvus = Annotated[
     str | None,
     typer.Option(
-        envvar="METTLE_MILVUS",
+        envvar=MILVUS,
         help="Address of a Milvus server that searches, http://user:password@host:19530. Default: search here.",
+    ),
+]
+# For what needs no search: the environment must not stop it where that server is down, or has nothing of the gallery.
+NamedMilvus = Annotated[
+    str | None,
+    typer.Option(
+        "--milvus", help=f"Address of a Milvus server whose collection is meant, too; not taken from {MILVUS}."
+    ),
+]
+ErasedMilvus = Annotated[
+    str | None,
+    typer.Option(
+        "--milvus",
+        help=f"Address of a Milvus server to erase from, too. Default: {MILVUS}, except with a fusion rule.",
     ),
 ]
 
@@ -353,7 +369,7 @@ def print_notes(notes: Sequence[str]) -> None:
 
 
 @gallery_app.command()
-def info(gallery: Where, milvus: Milvus = None, as_json: Json = False) -> None:
+def info(gallery: Where, milvus: NamedMilvus = None, as_json: Json = False) -> None:
     """What a gallery holds, under which model, and how it searches."""
     from mettle.gallery import Gallery
     from mettle.gallery.thresholds import NOT_CALIBRATED
@@ -435,7 +451,7 @@ def ids(gallery: Where) -> None:
 
 
 @gallery_app.command()
-def check(gallery: Where, milvus: Milvus = None) -> None:
+def check(gallery: Where, milvus: NamedMilvus = None) -> None:
     """Look for damage in storage and index. Exit status 1 where there is any."""
     from mettle.errors import GalleryError, GalleryLocked, GalleryUnavailable
     from mettle.gallery import Gallery
@@ -500,13 +516,26 @@ def audit(
 
 
 @gallery_app.command()
-def compact(gallery: Where, milvus: Milvus = None) -> None:
+def compact(gallery: Where, milvus: ErasedMilvus = None) -> None:
     """Erase deleted templates from every file of the gallery."""
     from mettle.gallery import Gallery
 
-    with Gallery.open(gallery, create=False, milvus=milvus) as opened:
+    with Gallery.open(gallery, create=False, milvus=milvus or _usual_milvus(gallery)) as opened:
         opened.compact()
     print("compacted")
+
+
+def _usual_milvus(gallery: str) -> str | None:
+    """The environment's Milvus server, where it can hold templates of this gallery: of a fused one it never does."""
+    from mettle.gallery.storage.location import gallery_exists, open_storage
+
+    if not (address := os.environ.get(MILVUS)) or not gallery_exists(gallery):
+        return None
+    storage = open_storage(gallery, True)
+    try:
+        return address if storage.binding.fusion == "best" else None
+    finally:
+        storage.close()
 
 
 @gallery_app.command()

@@ -79,7 +79,7 @@ CELL = 8 * REACH  # side of a cell: along a direction, one row in four lies near
 DIRECTIONS = 8
 
 
-FEW_PAIRS = 256  # that are compared sooner than cells are made
+FEW_PAIRS = 256  # up to here, comparing all pairs is faster than making cells
 
 
 PAIR_BLOCK = 4096  # pairs of rows held at one time

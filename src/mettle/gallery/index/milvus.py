@@ -45,6 +45,8 @@ BUILD = {"HNSW": {"M": 32, "efConstruction": 200}, "IVF_FLAT": {"nlist": 1024}}
 class MilvusSearcher:
     """A collection of Milvus that follows a storage. Every process that searches may also bring it up to date."""
 
+    scores_on_server = False  # the storage's vectors are read and checked, and scored here
+
     def __init__(self, storage: Storage, address: str, wanted: IndexSpec | None = None):
         if storage.binding.fusion != "best":
             raise InputError(

@@ -60,6 +60,8 @@ class FoundRows:
 class Searcher(Protocol):
     """Where the rows of people are looked for."""
 
+    scores_on_server: bool  # by the vectors as they are on its disk at that moment
+
     def find_templates(self, probes: np.ndarray, m: int) -> FoundRows:
         """The m rows nearest to each probe."""
         ...
@@ -126,6 +128,7 @@ class ReadWriteLock:
                 self._condition.wait_for(lambda: not self._writing and not self._readers)
             finally:
                 self._waiting -= 1
+                self._condition.notify_all()  # readers that let a writer go first, where it gave up
             self._writing = True
         try:
             yield
@@ -152,7 +155,8 @@ class IdentitySearch:
         while True:
             rows = self._search.find_templates(probes[pending], m)
             known = sorted({*rows.numbers.ravel().tolist()} - {-1})
-            state, owners = self._storage.owners(known)
+            # A score is as good as the row that it was made of: one made elsewhere is checked after every search.
+            state, owners = self._storage.owners(known, anew=self._search.scores_on_server)
             if None in owners and state.sequence == rows.sequence:
                 raise damage_error(f"template {known[owners.index(None)]} is not where it was")
             if None in owners and tries < TRIES:  # changed since the search, which follows when asked again
@@ -176,6 +180,8 @@ def distinct_identities(
     best: dict[str, float] = {}
     for number, score in zip(numbers.tolist(), scores.clip(-1, 1).tolist(), strict=True):
         name = names.get(number)  # -1 is nobody's
+        if name is not None and score != score:
+            raise damage_error(f"template {number} has a score that is not a number")
         if name is not None and name not in best:
             best[name] = score
     return list(best.items())
@@ -196,6 +202,8 @@ class FaissSearcher:
     With the rule ``best`` its rows are the templates, and it is kept on disk. With any other it has one row per person,
     made when the gallery is opened and numbered by the newest template of that person.
     """
+
+    scores_on_server = False
 
     def __init__(self, storage: Storage, folder: Path | None, wanted: IndexSpec, write: bool = True):
         self.storage, self.folder, self.wanted, self.write = storage, folder, wanted, write
@@ -444,6 +452,8 @@ def _take_templates(added: Templates, new: np.ndarray) -> Templates:
 
 class PgvectorSearcher:
     """The storage's own server searches its templates, and looks after its index itself."""
+
+    scores_on_server = True
 
     def __init__(self, storage: PostgresStorage):
         self.storage = storage

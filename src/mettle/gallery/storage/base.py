@@ -161,8 +161,8 @@ class Storage(Protocol):
         """The templates with these numbers, in the order of their numbers; those that are not there are left out."""
         ...
 
-    def owners(self, numbers: Iterable[int]) -> tuple[RevisionState, list[str | None]]:
-        """The same, and what the storage held at that moment."""
+    def owners(self, numbers: Iterable[int], *, anew: bool = False) -> tuple[RevisionState, list[str | None]]:
+        """The same, and what the storage held at that moment; ``anew``: rows that were checked are checked again."""
         ...
 
     def ids(self) -> Iterator[str]:
@@ -346,9 +346,9 @@ class SqlStorage(ABC):
 
     def state(self) -> RevisionState:
         """How far it has come, and what it holds."""
-        return self._run_statement(self._read_checked).state
+        return self._run_statement(self._read_checked_names).state
 
-    def _read_checked(self, session: Transaction) -> CheckedNames:
+    def _read_checked_names(self, session: Transaction) -> CheckedNames:
         """The state, and the names that were checked at it."""
         known, mark = self._checked, session.execute(STATE_MARK)
         if known is None or mark != [known.mark]:
@@ -507,20 +507,24 @@ class SqlStorage(ABC):
         """Whose templates these are; None for those that are not there."""
         return self.owners(numbers)[1]
 
-    def owners(self, numbers: Iterable[int]) -> tuple[RevisionState, list[str | None]]:
-        """Whose templates these are, None for those that are not there, and what the storage held at that moment."""
+    def owners(self, numbers: Iterable[int], *, anew: bool = False) -> tuple[RevisionState, list[str | None]]:
+        """Whose templates these are, None for those that are not there, and what the storage held at that moment.
+
+        ``anew``: no name is taken from memory; every row is read and checked now.
+        """
         wanted = [int(number) for number in numbers]
 
         def work(session: Transaction) -> tuple[RevisionState, list[str | None]]:
-            known = self._read_checked(session)
-            unread = [number for number in wanted if number not in known.owners]
+            known = self._read_checked_names(session)
+            kept = {} if anew else known.owners
+            unread = [number for number in wanted if number not in kept]
             found: dict[int, str] = {}
             for start in range(0, len(unread), PAGE):
                 page = unread[start : start + PAGE]
                 marks = ", ".join("?" * len(page))
                 rows = session.execute(f"{OWNED_TEMPLATES} WHERE t.number IN ({marks})", *page)
                 found |= name_owners(session, rows, self.binding.dim)
-            names = [known.owners.get(number) or found.get(number) for number in wanted]
+            names = [kept.get(number) or found.get(number) for number in wanted]
             if len(known.owners) + len(found) <= KEPT_NAMES:
                 known.owners.update(found)
             return known.state, names
@@ -543,7 +547,7 @@ class SqlStorage(ABC):
 
     def ids(self) -> Iterator[str]:
         """All identities, sorted by code point; read in pages, so that nothing is held while the caller works."""
-        known = self._run_statement(self._read_checked)
+        known = self._run_statement(self._read_checked_names)
         if known.names is not None:
             yield from sorted(known.names.values())
             return
@@ -551,7 +555,7 @@ class SqlStorage(ABC):
         sql = f"SELECT {IDENTITY_COLUMNS} FROM identities i WHERE i.name > ? ORDER BY i.name LIMIT {PAGE}"
         while True:
             now, page = self._run_read(
-                lambda session, last=last: (self._read_checked(session), session.execute(sql, last))
+                lambda session, last=last: (self._read_checked_names(session), session.execute(sql, last))
             )
             found = check_identities(page)
             check_order(found, last, "identities")
@@ -569,7 +573,7 @@ class SqlStorage(ABC):
     def scan(self, *, batch: int = 65536) -> Iterator[Templates]:
         """All templates in the order of their numbers, as of one moment; refused at the end if any is missing."""
         with self._read_transaction() as session:
-            known = self._read_checked(session)
+            known = self._read_checked_names(session)
             names = known.names or read_identities(session, known.state)
             if len(names) <= KEPT_NAMES:
                 known.names = names

@@ -12,7 +12,7 @@ from mettle.atomic_files import TEMPORARY, make_folder
 from mettle.errors import GalleryError, InputError
 from mettle.gallery.binding import Binding, copy_model
 from mettle.gallery.storage.postgres import PostgresStorage
-from mettle.gallery.storage.sqlite import LOCK, SqliteStorage, refuse_links, translate_errors
+from mettle.gallery.storage.sqlite import LOCK, ErrorTranslation, SqliteStorage, refuse_links
 
 if TYPE_CHECKING:
     from mettle.train.run_folder import RunFolder
@@ -61,7 +61,7 @@ def gallery_exists(where: str | Path) -> bool:
     if is_server(where):
         return PostgresStorage.exists(_normalize_url(where))
     folder = Path(where)
-    with translate_errors(folder):
+    with ErrorTranslation(folder):
         refuse_links(folder, [RECORD, LOCK, INDEX, MODEL])
         for part in (folder / INDEX, folder / MODEL):
             refuse_links(part, os.listdir(part) if part.is_dir() else ())
@@ -92,7 +92,7 @@ def create_storage(where: str | Path, binding: Binding, run: "RunFolder | None")
     if is_server(where):
         return PostgresStorage.create(_normalize_url(where), binding)
     folder = Path(where)
-    with translate_errors(folder):
+    with ErrorTranslation(folder):
         make_folder(folder)
         digests = {} if run is None else copy_model(run, folder / MODEL)
     return SqliteStorage.create(folder / RECORD, binding, digests)

@@ -12,12 +12,14 @@ sequence numbers follow each other without a gap in the order of the commits.
 """
 
 import logging
+import math
 import os
 import re
 import secrets
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -47,6 +49,10 @@ class Watchdog:
     """Cuts connections whose server has gone silent; its own timeouts do not help when it is frozen or unreachable."""
 
     def __init__(self) -> None:
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Watch nothing, with no thread yet: what a forked child inherits is of no use to it."""
         self._change = threading.Condition()
         self._due: dict[int, tuple[Any, float]] = {}
         self._thread: threading.Thread | None = None
@@ -93,10 +99,31 @@ def _shut_connection(connection: Any) -> None:
             line.shutdown(socket.SHUT_RDWR)
 
 
+def _leave_connection(connection: Any) -> None:
+    """Let go of a connection that is another process's: its socket, which both have, stays as it is for the other."""
+    if connection.closed:
+        return
+    with suppress(OSError, ValueError, AttributeError):
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.dup2(nothing, connection.fileno(), inheritable=False)
+        finally:
+            os.close(nothing)
+
+
 LOOK = 0.05  # seconds after which a wait for a connection looks whether none could be made
 
 
-MOST_CONNECTIONS = 64  # of one gallery; more questions at once wait for each other
+PATIENT_LOOK = 0.5  # the same, where the server is asked for another one each time and had too many of them
+
+
+MOST_CONNECTIONS = 64  # of one open gallery; what is asked beyond that waits for one of these, up to the time limit
+
+
+CROWDED = ("too many connections", "too many clients", "connection slots")  # a server that lets nobody in for now
+
+
+logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # whoever asked is told
 
 
 DEFAULT_NAME = "mettle"  # name of a gallery where the URL gives none
@@ -164,23 +191,40 @@ class PostgresServer:
                 "the URL of the PostgreSQL gallery cannot be read: look at its special characters"
             ) from None
         self._watch = Watchdog()
-        self._failures, self._failure = 0, Exception()  # how many connections could not be made, and why the last one
+        self._closed = False
+        self._inherited: list[Any] = []  # pools of the process that this one was forked from
+        self._start_over()
+        SERVERS.add(self)
+
+    def _start_over(self) -> None:
+        # How many connections could not be made, when the last one of them and why.
+        self._failures, self._failed_at, self._failure = 0, -math.inf, Exception()
+        self._made: set[Any] = set()  # connections, in use or idle; closed ones until the next is made
         self._pool = self._make_pool()
+
+    def leave_parent(self) -> None:
+        """In a forked child: leave the connections to the parent, whose threads and sockets they are, and make own."""
+        for connection in self._made:
+            _leave_connection(connection)
+        self._inherited.append(self._pool)
+        self._watch.start_over()
+        self._start_over()
 
     @contextmanager
     def connection(self) -> Iterator[Any]:
         """A connection for one transaction; a broken one is not kept. Raises `ConnectionLost` where it broke."""
-        connection = self._get_connection()
+        pool = self._pool
+        connection = self._get_connection(pool)
         try:
             yield connection
         except self._driver.Error as error:
-            broken = self._give_back(connection)
+            broken = self._give_back(pool, connection)
             told = self.translate_error(error)
             raise (ConnectionLost(told) if broken and isinstance(told, GalleryUnavailable) else told) from None
         except BaseException:
-            self._give_back(connection)
+            self._give_back(pool, connection)
             raise
-        self._give_back(connection)
+        self._give_back(pool, connection)
 
     def session(self, connection: Any, limit: float | None = None) -> "PostgresTransaction":
         """Statements on a connection, each of which may take ``limit`` seconds."""
@@ -192,6 +236,7 @@ class PostgresServer:
 
     def close(self) -> None:
         """Close all connections; may be called twice."""
+        self._closed = True
         self._pool.close(GRACE)
         self._watch.stop()
 
@@ -223,45 +268,76 @@ class PostgresServer:
 
             @classmethod
             def connect(cls, conninfo: str = "", **settings: Any) -> Any:
+                if time.monotonic() < server._failed_at + LOOK:  # the pool tries twice: a password is sent once
+                    raise server._failure
                 connection = None
                 try:
                     connection = super().connect(conninfo, **settings)
                     server._prepare(connection)
+                    server._keep_connection(connection)
                     return connection
                 except Exception as error:
                     if connection is not None:
                         connection.close()
-                    server._failures, server._failure = server._failures + 1, error
+                    server._failure, server._failed_at = error, time.monotonic()
+                    server._failures += 1
                     raise
 
+        maker = os.getpid()
+
+        class ProcessPool(ConnectionPool):
+            """A pool whose threads are ended by the process that started them, and by no child of it."""
+
+            def __del__(self) -> None:
+                if os.getpid() == maker:
+                    super().__del__()
+
         settings = {"application_name": "mettle", **self._conninfo, "connect_timeout": max(2, round(self._timeout))}
-        logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())  # whoever asked is told
-        return ConnectionPool(
+        return ProcessPool(
             kwargs={**settings, "autocommit": True},
             connection_class=ReportedConnection,
             min_size=0,
             max_size=MOST_CONNECTIONS,
             reconnect_timeout=0,
-            open=True,
+            open=False,  # its threads are started by the first who asks: after a fork there are none
         )
 
-    def _get_connection(self) -> Any:
+    def _get_connection(self, pool: Any) -> Any:
         """A connection from the pool, or why there is none as soon as that is known."""
         from psycopg_pool import PoolClosed, PoolTimeout
 
         failures, due = self._failures, time.monotonic() + max(2, self._timeout) + 2 * GRACE
+        wait, crowded = LOOK, False
         while True:
             try:
-                return self._pool.getconn(LOOK)
+                if not self._closed:
+                    pool.open()
+                return pool.getconn(wait)
             except PoolClosed:
                 raise GalleryError(f"the gallery {self.schema!r} is closed: open it again") from None
             except PoolTimeout:
                 if self._failures > failures:
-                    raise self._connection_refused(self._failure) from None
+                    failures, crowded = self._failures, self._is_crowded()
+                    if not crowded:
+                        raise self._connection_refused(self._failure) from None
+                    wait = PATIENT_LOOK
                 if time.monotonic() > due:
+                    if crowded:
+                        raise self._connection_refused(self._failure) from None
                     raise GalleryUnavailable(
                         f"the server gave no connection for the gallery {self.schema!r} in time: try again later"
                     ) from None
+
+    def _keep_connection(self, connection: Any) -> None:
+        for made in tuple(self._made):
+            if made.closed:
+                self._made.discard(made)
+        self._made.add(connection)
+
+    def _is_crowded(self) -> bool:
+        """Whether the server takes no more connections for now, but we have one that will be given back."""
+        text = str(self._failure)
+        return any(sign in text for sign in CROWDED) and not all(made.closed for made in tuple(self._made))
 
     def _prepare(self, connection: Any) -> None:
         session = self.session(connection)
@@ -284,10 +360,18 @@ class PostgresServer:
             session.execute("SET default_transaction_read_only = on")
         if found:
             sql = "SELECT oid::int8, typarray::int8 FROM pg_type WHERE oid = to_regtype('vector')"
-            _register_vectors(connection, *session.execute(sql)[0])
+            if not (types := session.execute(sql)):
+                user, place = session.execute("SELECT current_user::text")[0][0], found[0][0]
+                raise GalleryError(
+                    f"the user {user!r} may not use the schema {place!r}, which pgvector is in: ask for the rights "
+                    f'(GRANT USAGE ON SCHEMA "{place}" TO "{user}")'
+                )
+            _register_vectors(connection, *types[0])
 
     def _connection_refused(self, error: Exception) -> MettleError:
         """Why there is no connection."""
+        if isinstance(error, MettleError):
+            return error
         if isinstance(error, UnicodeError):
             return InputError("the URL of the PostgreSQL gallery holds characters that no server takes")
         if getattr(error, "sqlstate", None) and not isinstance(error, self._driver.OperationalError):
@@ -314,14 +398,29 @@ class PostgresServer:
                 line = line.replace(str(secret), "***").replace(quote(str(secret), safe=""), "***")
         return line if len(line) <= 300 else line[:300] + "..."
 
-    def _give_back(self, connection: Any) -> bool:
+    def _give_back(self, pool: Any, connection: Any) -> bool:
         """Keep a connection for the next, its transaction ended; returns whether it was broken."""
         broken = bool(connection.closed)
+        if pool is not self._pool:  # the parent's
+            return broken
         with suppress(self._driver.Error):
             if not broken and connection.info.transaction_status != self._driver.pq.TransactionStatus.IDLE:
                 self.session(connection).execute("ROLLBACK")
-        self._pool.putconn(connection)
+        pool.putconn(connection)
         return broken
+
+
+SERVERS: weakref.WeakSet[PostgresServer] = weakref.WeakSet()  # of this process
+
+
+def leave_parent() -> None:
+    """In a forked child: no server of ours uses what is the parent's."""
+    for server in list(SERVERS):
+        server.leave_parent()
+
+
+if hasattr(os, "register_at_fork"):  # not on every system
+    os.register_at_fork(after_in_child=leave_parent)
 
 
 def _register_vectors(connection: Any, oid: int, array_oid: int) -> None:
@@ -594,7 +693,7 @@ class PostgresStorage(SqlStorage):
             if unsure or lost.committing:
                 raise self._outcome_unknown() from None
             raise lost.error from None
-        except GalleryUnavailable:
+        except MettleError:  # no answer of this attempt says what became of the first
             if unsure:
                 raise self._outcome_unknown() from None
             raise

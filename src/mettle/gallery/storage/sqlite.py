@@ -191,7 +191,7 @@ def describe_error(error: sqlite3.Error) -> str:
     return f"{_PASSING.get(code, 'the disk failed')} ({error})"
 
 
-class translate_errors:
+class ErrorTranslation:
     """Say what the disk did in our words."""
 
     def __init__(self, path: Path):
@@ -317,10 +317,10 @@ class SqliteStorage(SqlStorage):
         self._file: tuple[int, int] | None = None
         self._unsettled = False  # whether a change whose commit failed may still be in the log
         try:
-            with translate_errors(path):
+            with ErrorTranslation(path):
                 self._file = _OPEN.add(path)
             if lock is not None:
-                with translate_errors(path):
+                with ErrorTranslation(path):
                     remove_leftovers(path.parent)
                     self._writer = open_connection(path, "rw")
                     prepare_writer(self._writer)
@@ -337,13 +337,13 @@ class SqliteStorage(SqlStorage):
         """
         path = Path(path)
         refuse_existing(path)
-        with translate_errors(path):
+        with ErrorTranslation(path):
             make_folder(path.parent)
         refuse_links(path.parent, _names_of(path))
         lock = FolderLock.acquire(path.parent / LOCK)
         try:
             refuse_existing(path)  # somebody may have been faster
-            with translate_errors(path):
+            with ErrorTranslation(path):
                 for leftover in (sibling_file(path, "-wal"), sibling_file(path, "-shm")):
                     leftover.unlink(missing_ok=True)  # of a removed storage: must not be played into this one
                 # Templates are biometric data: from the first byte on for their owner, who may say otherwise.
@@ -363,13 +363,13 @@ class SqliteStorage(SqlStorage):
         """Open a storage; with ``write`` no other process can write until it is closed."""
         path = Path(path)
         refuse_links(path.parent, _names_of(path))
-        with translate_errors(path):
+        with ErrorTranslation(path):
             check_header(path)
         return cls(path, FolderLock.acquire(path.parent / LOCK) if write else None)
 
     def compact(self) -> None:
         """Rewrite the file without what was deleted, and empty the log: no byte of it stays in any file."""
-        with self._mutex, translate_errors(self.path):
+        with self._mutex, ErrorTranslation(self.path):
             connection = self.for_writing()
             with suppress(_CommitError):  # made or not, it loses nothing, and what follows tells
                 _run_transaction(connection, forget_history)
@@ -386,9 +386,9 @@ class SqliteStorage(SqlStorage):
         if path.is_dir() or sibling_file(path, "-wal").exists() or (path.exists() and path.samefile(self.path)):
             raise GalleryError(f"{path} is a folder or a gallery in use: write the snapshot to another place")
         self._for_reading()
-        with translate_errors(path):
+        with ErrorTranslation(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with translate_errors(path):
+        with ErrorTranslation(path):
             connection = open_connection(self.path, *reading_mode(self.path))
             try:
                 write_file(path, lambda place: connection.execute("VACUUM INTO ?", (str(place.absolute()),)), PRIVATE)
@@ -439,7 +439,7 @@ class SqliteStorage(SqlStorage):
 
     def _run_statement(self, work: Callable[[Transaction], Result]) -> Result:
         self._for_reading()
-        with translate_errors(self.path):
+        with ErrorTranslation(self.path):
             connection, keep = self._borrow_connection()
             try:
                 result = work(SqliteTransaction(connection))
@@ -452,7 +452,7 @@ class SqliteStorage(SqlStorage):
     @contextmanager
     def _read_transaction(self) -> Iterator[SqliteTransaction]:
         self._for_reading()
-        with translate_errors(self.path):
+        with ErrorTranslation(self.path):
             connection, keep = self._borrow_connection()
             try:
                 connection.execute("BEGIN")
@@ -480,7 +480,7 @@ class SqliteStorage(SqlStorage):
             self._idle.append(connection)
 
     def _run_write(self, work: Callable[[Transaction], Receipt], *, named: bool = False) -> Receipt:
-        with self._mutex, translate_errors(self.path):
+        with self._mutex, ErrorTranslation(self.path):
             connection, before = self.for_writing(), -1
 
             def note_sequence(session: Transaction) -> Receipt:

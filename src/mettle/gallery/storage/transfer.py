@@ -12,7 +12,7 @@ from mettle.gallery.calibration import GalleryCalibration
 from mettle.gallery.storage.base import SqlStorage, Storage
 from mettle.gallery.storage.integrity import ContentDigest
 from mettle.gallery.storage.location import MODEL, RECORD
-from mettle.gallery.storage.sqlite import SqliteStorage, translate_errors
+from mettle.gallery.storage.sqlite import ErrorTranslation, SqliteStorage
 
 if TYPE_CHECKING:
     from mettle.train.run_folder import RunFolder
@@ -93,7 +93,7 @@ def write_snapshot(storage: Storage, run: "RunFolder | None", folder: str | Path
         elif run is not None:
             copy_model(run, place / MODEL)
 
-    with translate_errors(folder):
+    with ErrorTranslation(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         write_folder(folder, fill_folder)
     return folder
