@@ -161,17 +161,17 @@ def test_a_writer_that_gives_up_lets_readers_go_on():
         raise KeyboardInterrupt
 
     def read() -> None:
-        with lock.reading():
+        with lock.hold_shared():
             served.set()
 
     def write() -> None:
-        with pytest.raises(KeyboardInterrupt), lock.writing():
+        with pytest.raises(KeyboardInterrupt), lock.hold_exclusive():
             pass
         done.set()
 
     waiting, wait = threading.Event(), lock._condition.wait
     lock._condition.wait_for = give_up
-    with lock.reading():
+    with lock.hold_shared():
         threading.Thread(target=write, daemon=True).start()
         assert asked.wait(20)
         lock._condition.wait = lambda timeout=None: (timeout is None and waiting.set(), wait(timeout))[1]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from free_port import free_port
 from mettle.errors import MettleError
 from mettle.pairs.distributed import RankGroup, session
-from mettle.pairs.distributed.meeting import explain_problem, start_process_group
+from mettle.pairs.distributed.rendezvous import explain_problem, start_process_group
 from mettle.pairs.distributed.session import describe_loss, is_lost_connection
 from processes import Finished, Forked, run_mettle, start_mettle
 
@@ -106,7 +106,7 @@ def hurry() -> None:
     meet = session.start_process_group
 
     def start_soon(backend: str) -> None:
-        meet(backend, meeting=timedelta(seconds=2))
+        meet(backend, rendezvous_timeout=timedelta(seconds=2))
 
     session.start_process_group = start_soon
 
@@ -146,7 +146,7 @@ def assert_one_line(said: Finished, expected: str) -> None:
 def come(rank: int, size: int, folder: Path) -> None:
     try:
         place = f"file://{folder}/meeting"
-        start_process_group("gloo", where=place, rank=rank, size=size, meeting=timedelta(seconds=3))
+        start_process_group("gloo", where=place, rank=rank, size=size, rendezvous_timeout=timedelta(seconds=3))
         print("met", RankGroup.current().size, flush=True)
         RankGroup.current().wait()
         dist.destroy_process_group()

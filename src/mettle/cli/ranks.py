@@ -176,7 +176,7 @@ def work(rank: str, ranks: str, folder: str, loss: str = "", *allowed: str) -> N
     where, at, size = Path(folder), int(rank), int(ranks)
     meeting, patience = f"file://{where / 'meeting'}", timedelta(seconds=SECONDS)
     try:
-        start_process_group("gloo", where=meeting, rank=at, size=size, meeting=patience, patience=patience)
+        start_process_group("gloo", where=meeting, rank=at, size=size, rendezvous_timeout=patience, patience=patience)
     except MettleError as problem:
         sys.exit(str(problem))
 

@@ -103,10 +103,10 @@ class Loader:
         source = _Source(self.samples, self._item_transform, self.seed, self._reads_uncropped)
         requests = _Requests(self, start, stop, position)
         is_resident = self._fits_gpu()
-        found = self._gather_resident(requests) if is_resident else self._read(source, requests)
+        reader = self._gather_resident(requests) if is_resident else self._read(source, requests)
         # A thread would cost a small step more time than these few launches do.
         in_turn = self._is_serial or self._keeps_bytes or (is_resident and self._is_unchanged)
-        with closing(found) as items, closing(self._finish_all(items, in_turn)) as ready:
+        with closing(reader) as items, closing(self._finish_all(items, in_turn)) as ready:
             while True:
                 began = time.perf_counter()
                 found = next(ready, None)

@@ -105,7 +105,7 @@ class ReadWriteLock:
         self._writing = False
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def hold_shared(self) -> Iterator[None]:
         """Beside other readers."""
         with self._condition:
             while self._writing or self._waiting:
@@ -120,7 +120,7 @@ class ReadWriteLock:
                     self._condition.notify_all()
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def hold_exclusive(self) -> Iterator[None]:
         """Alone."""
         with self._condition:
             self._waiting += 1
@@ -222,7 +222,7 @@ class FaissSearcher:
     def find_templates(self, probes: np.ndarray, m: int) -> FoundRows:
         """By the index, once it is up to date."""
         self.sync()
-        with self.lock.reading():
+        with self.lock.hold_shared():
             return FoundRows(*self.index.search(probes, m), self.sequence, len(self.index))
 
     def describe(self) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class FaissSearcher:
         """Take in what has happened to the storage."""
         if self.storage.sequence() == self.sequence:
             return
-        with self.lock.writing():
+        with self.lock.hold_exclusive():
             try:
                 news = self.storage.changes_since(self.sequence)
             except GalleryUnavailable:
@@ -255,7 +255,7 @@ class FaissSearcher:
 
     def reindex(self, wanted: IndexSpec | None = None) -> IndexBenchmark | None:
         """Choose and build the index again, measured against exact search, and keep it on disk."""
-        with self.lock.writing():
+        with self.lock.hold_exclusive():
             former, self.wanted = self.wanted, self.wanted if wanted is None else as_wanted(wanted)
             try:
                 self._rebuild(choose=True)
@@ -270,7 +270,7 @@ class FaissSearcher:
         """Keep the index on disk, unless what is there is as new."""
         if self.folder is None or not self.write or self.rule != "best" or self.saved == self.sequence:
             return
-        with self.lock.reading():
+        with self.lock.hold_shared():
             save_index(self.folder, self.index, self._manifest_at(), self._file_mode(self.folder))
             self.saved = self.sequence
 
@@ -292,7 +292,7 @@ class FaissSearcher:
                 raise
             except GalleryError as problem:
                 return [f"the index cannot follow the storage ({problem})"]
-            with self.lock.reading():
+            with self.lock.hold_shared():
                 sequence, wanted, missing = self.sequence, 0, 0
                 for part in self.storage.scan():
                     numbers = part.numbers

@@ -10,7 +10,7 @@ from mettle.pairs.distributed.batch_rows import (
 )
 from mettle.pairs.distributed.exchange import ALONE, START_AGAIN, LostRankError, RankGroup
 from mettle.pairs.distributed.handshake import has_other_ranks
-from mettle.pairs.distributed.meeting import start_process_group
+from mettle.pairs.distributed.rendezvous import start_process_group
 from mettle.pairs.distributed.session import join_ranks
 from mettle.pairs.distributed.wrapper import AcrossRanks, across_ranks
 

@@ -20,7 +20,7 @@ from torch import distributed as dist
 
 from mettle.errors import MettleError
 from mettle.pairs.distributed.exchange import START_AGAIN, LostRankError, RankGroup
-from mettle.pairs.distributed.meeting import start_process_group
+from mettle.pairs.distributed.rendezvous import start_process_group
 
 PERIOD = 1.0  # seconds between two signs of life
 SILENCE = 22.0  # without one before a rank counts as lost

@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from mettle.errors import InputError, MettleError
 
-MEETING = timedelta(minutes=5)  # until all ranks have come
+RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # until all ranks have come
 PATIENCE = timedelta(days=1)  # for a message of another rank: parts take long, and who is gone is noticed at once
 VARIABLES = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 AGAIN = "look at what the other processes said, and start all of them again"
@@ -42,7 +42,7 @@ def start_process_group(
     where: str = "env://",
     rank: int = -1,
     size: int = -1,
-    meeting: timedelta = MEETING,
+    rendezvous_timeout: timedelta = RENDEZVOUS_TIMEOUT,
     patience: timedelta = PATIENCE,
 ) -> None:
     """Meet the other processes of this job, and make the process group of all.
@@ -53,7 +53,7 @@ def start_process_group(
             variables of the environment say that torchrun has set.
         rank: which this is; by default what the environment says.
         size: how many there are; likewise.
-        meeting: how long to wait for the others.
+        rendezvous_timeout: how long to wait for the others.
         patience: how long, later on, to wait for a message.
 
     Raises:
@@ -62,9 +62,9 @@ def start_process_group(
     if not dist.is_available():
         raise InputError("this build of torch has no torch.distributed: install another build, or start one process")
     try:
-        store, rank, size = next(dist.rendezvous(where, rank, size, timeout=meeting))
-        store.set_timeout(meeting)
-        _wait_for_all(store, rank, size, meeting)
+        store, rank, size = next(dist.rendezvous(where, rank, size, timeout=rendezvous_timeout))
+        store.set_timeout(rendezvous_timeout)
+        _wait_for_all(store, rank, size, rendezvous_timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     except (RuntimeError, ValueError, OSError) as problem:
         if isinstance(problem, MettleError):
@@ -72,7 +72,7 @@ def start_process_group(
         raise MettleError(f"the processes of this job cannot meet: {explain_problem(problem)}") from None
 
 
-def _wait_for_all(store: Any, rank: int, size: int, meeting: timedelta) -> None:
+def _wait_for_all(store: Any, rank: int, size: int, rendezvous_timeout: timedelta) -> None:
     """Until every rank has come; in steps of Python, so that a signal ends it."""
     if not 0 <= rank < size:
         raise InputError(
@@ -86,12 +86,13 @@ def _wait_for_all(store: Any, rank: int, size: int, meeting: timedelta) -> None:
             f"{mine} and {other} both are rank {rank}: give every process a RANK of its own, and every job a "
             "MASTER_PORT of its own"
         )
-    deadline, missing = time.monotonic() + meeting.total_seconds(), set(range(size))
+    seconds, missing = rendezvous_timeout.total_seconds(), set(range(size))
+    deadline = time.monotonic() + seconds
     while missing := {one for one in missing if not store.check([_presence_key(one)])}:
         if time.monotonic() > deadline:
             first = ", ".join(map(str, sorted(missing)[:8]))
             raise MettleError(
-                f"rank {rank} of {size} has waited {meeting.total_seconds():.0f} seconds for ranks that did not come "
+                f"rank {rank} of {size} has waited {seconds:.0f} seconds for ranks that did not come "
                 f"({first}): {AGAIN}"
             )
         time.sleep(0.05)
