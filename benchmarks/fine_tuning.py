@@ -47,7 +47,7 @@ from mettle.train.trainer import count_steps
 
 SIDE = 96
 RECIPE = "fine-tune"
-FROZEN = "frozen"  # the network as it is
+FROZEN = {"frozen": False, "frozen, mirror image": True}  # the network as it is, and where it sees both images
 HELD_OUT = (80, 60)  # the first of twenty training species that settings are chosen on
 PAIRS = {"kind": "MultiSimilarity"}
 PROXIES = {"kind": "ProxyAnchor", "margin": 0.1, "alpha": 32.0}
@@ -158,10 +158,11 @@ def main() -> None:
     names = options.candidates or (list(CANDIDATES) if options.choose else ["as shipped"])
     for held_out in HELD_OUT if options.choose else (None,):
         samples = load_birds(options.folder, held_out)
-        frozen = {"held_out": held_out, "candidate": FROZEN}
-        if not is_there(frozen):
-            recipe = build_recipe(options.weights, samples)
-            add({**frozen, "recall@1": recall(build_frozen_backbone(recipe, samples), samples)})
+        for name, flip in FROZEN.items():
+            frozen = {"held_out": held_out, "candidate": name}
+            if not is_there(frozen):
+                recipe = build_recipe(options.weights, samples, changes={"model.flip": flip})
+                add({**frozen, "recall@1": recall(build_frozen_backbone(recipe, samples), samples)})
         for seed, name in product(range(options.seeds), names):
             key = {"held_out": held_out, "epochs": options.epochs, "steps": options.steps, "candidate": name}
             key |= {"seed": seed}
@@ -180,8 +181,8 @@ def main() -> None:
             add({**key, "recall@1": recall(model, samples), **spent})
     lines = read_lines(options.output)
     lines = [line for line in lines if (line["held_out"] is not None) == options.choose]
-    lines = [line for line in lines if line["candidate"] == FROZEN or line["steps"] == options.steps]
-    for name in [FROZEN, *names]:
+    lines = [line for line in lines if line["candidate"] in FROZEN or line["steps"] == options.steps]
+    for name in [*FROZEN, *names]:
         own = [line["recall@1"] for line in lines if line["candidate"] == name]
         if own:
             print(f"{name}: {np.mean(own):.2f} {own}")
