@@ -92,8 +92,7 @@ def _wait_for_all(store: Any, rank: int, size: int, rendezvous_timeout: timedelt
         if time.monotonic() > deadline:
             first = ", ".join(map(str, sorted(missing)[:8]))
             raise MettleError(
-                f"rank {rank} of {size} has waited {seconds:.0f} seconds for ranks that did not come "
-                f"({first}): {AGAIN}"
+                f"rank {rank} of {size} has waited {seconds:.0f} seconds for ranks that did not come ({first}): {AGAIN}"
             )
         time.sleep(0.05)
 
